@@ -86,9 +86,6 @@ void check_v_in_k(const AttentionSpec& spec) {
   if (spec.kv_dtype)
     throw Error(ErrorCode::unsupported, std::string("kv_dtype ") + to_string(*spec.kv_dtype) +
                                             " is not supported with v_in_k; leaving either out would work");
-  if (spec.append)
-    throw Error(ErrorCode::unsupported,
-                "append is not supported with v_in_k; a launch of op append_kv before it would work");
 }
 
 // A launch with offsets knows its own lengths, not those of the whole.
@@ -112,12 +109,16 @@ void check_offsets(const AttentionSpec& spec) {
 
 void check_rotary(const AttentionSpec& spec) {
   if (!spec.rotary) return;
-  Range dims = Rotary::dims;
-  if (spec.rotary->dim == 0 && spec.head_dim > dims.last)
-    throw Error(ErrorCode::unsupported, "rotary of all " + std::to_string(spec.head_dim) +
-                                            " columns of head_dim is not supported; \"dim\": " +
-                                            std::to_string(dims.last) + " or less would work");
-  dims.last = std::min(dims.last, spec.head_dim);
+  Range firsts = Rotary::firsts, dims = Rotary::dims;
+  firsts.last = spec.head_dim - firsts.step;
+  if (spec.rotary->first) check_value("rotary.first", spec.rotary->first, firsts);
+  const int columns = spec.head_dim - spec.rotary->first;
+  if (spec.rotary->dim == 0 && columns > dims.last)
+    throw Error(ErrorCode::unsupported, "rotary of all " + std::to_string(columns) + " columns of head_dim" +
+                                            (spec.rotary->first ? " from first on" : "") +
+                                            " is not supported; \"dim\": " + std::to_string(dims.last) +
+                                            " or less would work");
+  dims.last = std::min(dims.last, columns);
   if (spec.rotary->dim) check_value("rotary.dim", spec.rotary->dim, dims);
   check_dtype_of("rotary.tables", spec.rotary->tables, spec.dtype);
   if (info_of(spec.op).appends == When::by_field && !spec.append)

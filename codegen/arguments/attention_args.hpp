@@ -179,7 +179,8 @@ struct AttentionArgs {
   // head_dim], with paged pages. The rest of the caches keeps its contents. slots or append_positions says
   // where the rows go; a token whose place is outside the caches is skipped. Two tokens with one place: the
   // contents of that row are undefined. With kv_dtype: rounded to the nearest, saturating.
-  // A decode with append writes them as the last keys of their batch entries, and takes neither.
+  // A decode with append writes them as the last keys of their batch entries, and takes neither. With v_in_k
+  // there is no v_new.
   std::optional<Tensor> k_new{}, v_new{};  // [batch, seqlen, heads_kv, head_dim], varlen: [total, ...]
   // int64 [batch, seqlen], packed [total]: page * page_size + row of the page, in contiguous caches
   // batch entry * seqlen_k + row; a negative one skips the token. Takes no page_table and no cu_seqlens_q.

@@ -17,7 +17,6 @@ unsigned met_by(const AttentionSpec& spec) {
   if (spec.lse) met |= bit(Needs::lse);
   if (key_layout(spec) == KeyLayout::packed) met |= bit(Needs::packed_keys);
   if (is_cached(spec)) met |= bit(Needs::key_lengths);
-  if (!spec.v_in_k) met |= bit(Needs::own_values);
   if (spec.kv_dtype && (!info_of(spec.op).copies || spec.kv_scale == KvScale::token_head))
     met |= bit(Needs::kv_dtype);
   const bool rotates_q = spec.rotary && spec.rotary->q;
@@ -110,6 +109,7 @@ ArgumentSets arguments_of(const AttentionSpec& spec) noexcept {
   for (const Conditional& one : conditional) {
     const Condition& condition = one.condition;
     if (condition.field ? !(spec.*condition.field) : !(met & bit(condition.needs))) continue;
+    if (condition.of_values && spec.v_in_k) continue;
     sets.allowed |= one.sets.allowed;
     sets.required |= one.sets.required;
   }
@@ -121,6 +121,8 @@ std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument)
   if (!(argument.operations & argument_table::bit(spec.op)))
     return std::string("the spec has \"op\": \"") + to_string(spec.op) +
            "\", which has no such argument: leave it out";
+  if (argument.needs.of_values && spec.v_in_k)
+    return "the spec has \"v_in_k\": true, which makes v the first columns of k: leave the argument out";
   if (argument.needs.field) return without_field(argument.needs.field);
   switch (argument.needs.needs) {
     case Needs::nothing:
@@ -131,8 +133,6 @@ std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument)
       if (spec.paged)
         return "the spec has \"paged\": true: keys lie in pages, and seqlens_k has their number";
       return without_field(&AttentionSpec::varlen);
-    case Needs::own_values:
-      return "the spec has \"v_in_k\": true, which makes v the first columns of k: leave the argument out";
     case Needs::padding:
     case Needs::key_lengths:
       return without_mask("padding");
@@ -167,6 +167,10 @@ std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument)
 }
 
 std::string condition_text(const Condition& condition) {
+  if (condition.of_values) {
+    const std::string other = condition_text({condition.needs});
+    return (other.empty() ? "" : other + ", ") + "no `v_in_k`";
+  }
   if (condition.field) return std::string("`") + name_of(condition.field) + "`";
   switch (condition.needs) {
     case Needs::nothing:
@@ -175,8 +179,6 @@ std::string condition_text(const Condition& condition) {
       return "`lse`";
     case Needs::packed_keys:
       return "`varlen`, keys not in pages";
-    case Needs::own_values:
-      return "no `v_in_k`";
     case Needs::padding:
       return "a padding mask";
     case Needs::key_lengths:

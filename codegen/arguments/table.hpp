@@ -38,7 +38,6 @@ enum class Needs {
   packed_keys,
   padding,
   key_lengths,
-  own_values,  // v is not the first columns of k
   sliding_window,
   sinks,
   block_sparse,
@@ -52,13 +51,15 @@ enum class Needs {
   rotary_numbers,  // rotary without tables
 };
 
-// Where a spec has the argument: a boolean field that is true, or one of the above.
+// Where a spec has the argument: a boolean field that is true, or one of the above. `of_values`: and v is not
+// the first columns of k.
 struct Condition {
-  constexpr Condition(Needs part) : needs(part) {}
+  constexpr Condition(Needs part, bool values = false) : needs(part), of_values(values) {}
   constexpr Condition(bool AttentionSpec::* of) : field(of) {}
   bool operator==(const Condition&) const = default;
 
   Needs needs = Needs::nothing;
+  bool of_values = false;
   bool AttentionSpec::* field = nullptr;
 };
 
@@ -257,7 +258,7 @@ constexpr Layout of_tokens{"[batch, seqlen]", "packed [total]", [](const Spec& s
                              return {z.batch, z.seqlen_q};
                            }};
 constexpr Layout angles{"[positions, rotary dim / 2]", [](const Spec& s, const Shape& z) -> Sizes {
-                          const int dim = s.rotary && s.rotary->dim ? s.rotary->dim : s.head_dim;
+                          const int dim = s.rotary ? s.rotary->columns(s.head_dim) : s.head_dim;
                           return {z.seqlen_k, dim / 2};
                         }};
 // The tuner measures with so many parts.
@@ -338,13 +339,16 @@ constexpr Layout probability{"the probability that a weight is dropped", nullptr
 
 using enum Role;
 using enum Needs;
+constexpr Condition values(Needs part) {
+  return {part, true};
+}
 constexpr auto varlen = &Spec::varlen, paged = &Spec::paged, dropout = &Spec::dropout,
                sink_logits = &Spec::sink_logits, offsets = &Spec::offsets;
 // clang-format off
 inline constexpr Argument all[] = {
     {"q", "queries", 1, &Args::q, input, queries, required, elements, like_q, attention | backward | append | listing},
     {"k", "keys", 2, &Args::k, input, nothing, required, of_keys, like_k, attention | backward | append | listing | copy, 0, append | copy},
-    {"v", "values", 3, &Args::v, input, own_values, required, of_keys, like_v, attention | backward | append | copy, 0, append | copy},
+    {"v", "values", 3, &Args::v, input, values(nothing), required, of_keys, like_v, attention | backward | append | copy, 0, append | copy},
     {"o", "the result of each row", 4, &Args::o, output, nothing, required, of_o, like_o, attention | merge | backward, backward},
     {"lse", "log-sum-exp of each row, natural logarithm", 5, &Args::lse, output, lse, required, fp32, of_rows, attention | merge | backward, backward},
     {"cu_seqlens_q", "where each sequence's rows begin in the packed tensors", 6, &Args::cu_seqlens_q, table, varlen, required, int32, starts, attention | backward | append | listing, 0, 0, append},
@@ -380,9 +384,9 @@ inline constexpr Argument all[] = {
     {"dv", "gradient of the loss by v", 35, &Args::dv, output, nothing, required, of_gradients, like_v, backward},
     {"sink_logits", "each head's softmax sums begin with exp of its logit", 36, &Args::sink_logits, input, sink_logits, required, fp32, of_heads, attention | backward},
     {"k_scale", "a stored key times its scale is the true one", 37, &Args::k_scale, input, kv_dtype, required, fp32, of_kv_scales, attention | append | copy, 0, append | copy},
-    {"v_scale", "a stored value times its scale is the true one", 38, &Args::v_scale, input, kv_dtype, required, fp32, of_kv_scales, attention | append | copy, 0, append | copy},
+    {"v_scale", "a stored value times its scale is the true one", 38, &Args::v_scale, input, values(kv_dtype), required, fp32, of_kv_scales, attention | append | copy, 0, append | copy},
     {"k_new", "new keys, written to the cache", 39, &Args::k_new, input, new_rows, required, elements, new_k, append | decode},
-    {"v_new", "new values, written to the cache", 40, &Args::v_new, input, new_rows, required, elements, new_v, append | decode},
+    {"v_new", "new values, written to the cache", 40, &Args::v_new, input, values(new_rows), required, elements, new_v, append | decode},
     {"slots", "the row of the caches that each token goes to; negative: none; or append_positions", 41, &Args::slots, table, nothing, optional, int64, of_tokens, append},
     {"append_positions", "the place of each batch entry's first new token; or slots", 42, &Args::append_positions, table, nothing, optional, int32, lengths, append},
     {"q_out", "q rotated; may be q itself", 43, &Args::q_out, output, rotates_q, required, elements, like_q, append | decode},
@@ -393,9 +397,9 @@ inline constexpr Argument all[] = {
     {"rotary_scale", "see rotary_base; absent: 1", 48, &Args::rotary_scale, number, rotary_numbers, optional, nullptr, value, append | decode},
     {"d_sink_logits", "gradient of the loss by sink_logits", 49, &Args::d_sink_logits, output, sink_logits, required, fp32, of_heads, backward},
     {"k_from", "the cache of keys that rows are copied from; may be k itself", 50, &Args::k_from, input, nothing, required, of_keys, source_k, copy},
-    {"v_from", "the cache of values that rows are copied from; may be v itself", 51, &Args::v_from, input, nothing, required, of_keys, source_v, copy},
+    {"v_from", "the cache of values that rows are copied from; may be v itself", 51, &Args::v_from, input, values(nothing), required, of_keys, source_v, copy},
     {"k_scale_from", "k_from's scales; may be k_scale itself", 52, &Args::k_scale_from, input, kv_dtype, required, fp32, source_scales, copy},
-    {"v_scale_from", "v_from's scales; may be v_scale itself", 53, &Args::v_scale_from, input, kv_dtype, required, fp32, source_scales, copy},
+    {"v_scale_from", "v_from's scales; may be v_scale itself", 53, &Args::v_scale_from, input, values(kv_dtype), required, fp32, source_scales, copy},
     {"from_slots", "the row of k_from and v_from that each copied row is; negative: none", 54, &Args::from_slots, table, nothing, required, int64, copied_rows, copy},
     {"to_slots", "the row of k and v that it goes to; negative: none", 55, &Args::to_slots, table, nothing, required, int64, copied_rows, copy},
     {"row_offset", "the place of each batch entry's first row in the whole", 56, &Args::row_offset, table, offsets, required, int64, lengths, attention | backward},

@@ -7,7 +7,7 @@
 namespace flashjit::append_cpu {
 namespace {
 
-constexpr std::string_view fields[] = {"head_dim_v", "varlen",   "paged",  "deterministic",
+constexpr std::string_view fields[] = {"head_dim_v", "v_in_k",   "varlen", "paged", "deterministic",
                                        "kv_dtype",   "kv_scale", "rotary", "config"};
 constexpr std::string_view choices[] = {"num_warps"};
 

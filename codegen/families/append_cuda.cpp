@@ -7,7 +7,7 @@
 namespace flashjit::append_cuda {
 namespace {
 
-constexpr std::string_view fields[] = {"head_dim_v", "varlen",   "paged",  "deterministic",
+constexpr std::string_view fields[] = {"head_dim_v", "v_in_k",   "varlen", "paged", "deterministic",
                                        "kv_dtype",   "kv_scale", "rotary", "config"};
 constexpr std::string_view choices[] = {"num_warps"};
 
@@ -36,7 +36,7 @@ constexpr char function_text[] =
 // unless it is told that one block is enough.
 std::string quantised_function(const AttentionSpec& spec) {
   const bool narrow = spec.rotary && spec.rotary->style == RotaryStyle::half &&
-                      (spec.rotary->dim ? spec.rotary->dim : spec.head_dim) / 2 % 4 == 2;
+                      spec.rotary->columns(spec.head_dim) / 2 % 4 == 2;
   return std::string(R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32)") +
          (narrow ? ", 1)" : ")") + quantised_text;
 }

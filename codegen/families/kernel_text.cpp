@@ -125,6 +125,7 @@ std::string mask_member(const AttentionSpec& spec) {
 std::string member(const char*, const std::optional<Rotary>& rotary) {
   std::string text =
       line(std::string("static constexpr RotaryStyle rotary = RotaryStyle::") + to_string(rotary->style));
+  if (rotary->first) text += constant("rotary_first", rotary->first);
   if (rotary->dim) text += constant("rotary_dim", rotary->dim);
   if (rotary->q) text += constant("rotates_q", true);
   if (rotary->tables) text += line(std::string("using RotaryTable = ") + to_string(*rotary->tables));
@@ -213,6 +214,7 @@ void add_append_step(const AttentionSpec& spec, KernelSource& source) {
                            .head_dim = spec.head_dim,
                            .head_dim_v = spec.head_dim_v,
                            .varlen = spec.varlen,
+                           .v_in_k = spec.v_in_k,
                            .kv_dtype = spec.kv_dtype,
                            .kv_scale = spec.kv_scale,
                            .rotary = spec.rotary};

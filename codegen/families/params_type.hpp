@@ -98,7 +98,7 @@ ParamsType params_of_append(const AttentionSpec& spec, bool last_keys) {
   type.quantised = spec.kv_dtype.has_value();
   type.last_keys = last_keys;
   type.rotated = spec.rotary.has_value();
-  const int dim = !spec.rotary ? 0 : spec.rotary->dim ? spec.rotary->dim : spec.head_dim;
+  const int dim = spec.rotary ? spec.rotary->columns(spec.head_dim) : 0;
   const int pairs = spec.rotary && spec.rotary->tables ? 0 : dim / 2;
   type.bytes = last_keys
                    ? params_type::bytes_of_append<device::LastKeys<Own>>(type.quantised, type.rotated, pairs)

@@ -55,11 +55,12 @@ enum class RotaryStyle { half, interleaved };
 inline constexpr std::array rotary_styles = {RotaryStyle::half, RotaryStyle::interleaved};
 FLASHJIT_API const char* to_string(RotaryStyle) noexcept;
 
-// Rotary embedding of the first `dim` columns of K's heads: of append_kv, and of a decode that appends.
+// Rotary embedding of `dim` columns of K's heads from `first` on: of append_kv, and of a decode that appends.
 struct Rotary {
-  static constexpr Range dims = {.first = 2, .last = 256, .step = 2};
+  static constexpr Range firsts = {.first = 0, .step = 8}, dims = {.first = 2, .last = 256, .step = 2};
   RotaryStyle style = RotaryStyle::half;
-  int dim = 0;                       // even, up to 256; 0: head_dim
+  int first = 0;                     // a multiple of 8
+  int dim = 0;                       // even, up to 256; 0: all from `first` on
   bool q = false;                    // the launch rotates Q, too
   std::optional<DType> tables = {};  // of the given cosines and sines: fp32 or dtype; absent: computed
 
@@ -67,10 +68,13 @@ struct Rotary {
   template <class Self, class Visit>
   static void for_each_field(Self& self, Visit&& visit) {
     visit("style", self.style, rotary_styles);
+    visit("first", self.first, firsts);
     visit("dim", self.dim, dims);
     visit("q", self.q);
     visit("tables", self.tables, float_dtypes);
   }
+  // The rotated columns of a head.
+  int columns(int head_dim) const { return dim ? dim : head_dim - first; }
   bool operator==(const Rotary&) const = default;
 };
 
@@ -158,6 +162,9 @@ struct FLASHJIT_API AttentionSpec {
   // default are absent, masks are in canonical order, built-in names of formulas are written out. Throws
   // invalid_spec or unsupported.
   AttentionSpec validated() const;
+
+  // Of a validated spec: columns of a key and its value in the caches.
+  int cached_columns() const { return head_dim + (v_in_k ? 0 : head_dim_v); }
 
   std::size_t hash() const noexcept;
   bool operator==(const AttentionSpec&) const = default;

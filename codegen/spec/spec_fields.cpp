@@ -146,7 +146,7 @@ AttentionSpec without_defaults(AttentionSpec spec) {
   if (spec.kv_dtype == spec.dtype) spec.kv_dtype.reset();
   if (spec.kv_scale == KvScale::tensor) spec.kv_scale.reset();
   if (spec.grad_dtype == spec.dtype) spec.grad_dtype.reset();
-  if (spec.rotary && spec.rotary->dim == spec.head_dim) spec.rotary->dim = 0;
+  if (spec.rotary && spec.rotary->dim == spec.head_dim - spec.rotary->first) spec.rotary->dim = 0;
   return spec;
 }
 

@@ -54,11 +54,14 @@ device::RotaryStyle style_of(const AttentionSpec& spec) {
                                                  : device::RotaryStyle::interleaved;
 }
 int rotary_dim(const AttentionSpec& spec) {
-  if (!spec.rotary) return 0;
-  return spec.rotary->dim ? spec.rotary->dim : spec.head_dim;
+  return spec.rotary ? spec.rotary->columns(spec.head_dim) : 0;
 }
 device::RowItems items_of_k(const AttentionSpec& spec) {
   return {style_of(spec), rotary_dim(spec), spec.head_dim, static_cast<int>(size_of(spec.dtype))};
+}
+device::RowItems items_of_v(const AttentionSpec& spec) {
+  return {device::RotaryStyle::none, 0, spec.v_in_k ? 0 : spec.head_dim_v,
+          static_cast<int>(size_of(spec.dtype))};
 }
 
 // A positive finite number.
@@ -88,7 +91,7 @@ void set_turns(const AttentionSpec& spec, const AttentionArgs& args, device::u64
 void check_written_scales(const AttentionSpec& spec, const AttentionArgs& args) {
   if (spec.kv_scale != KvScale::token_head) return;
   require_distinct_rows("k_scale", *args.k_scale);
-  require_distinct_rows("v_scale", *args.v_scale);
+  if (!spec.v_in_k) require_distinct_rows("v_scale", *args.v_scale);
 }
 
 void check_tables(const AttentionSpec& spec, Device device, const AttentionArgs& args, CheckedAppend& p) {
@@ -152,28 +155,42 @@ void require_of_tokens(const char* name, const Tensor& t, const Tensor& k_new) {
   require_table(name, t);
 }
 
-void check_new_rows(const AttentionSpec& spec, Device device, const AttentionArgs& args, CheckedAppend& p) {
-  const Tensor& k_new = require<&AttentionArgs::k_new>(spec, args, device);
+namespace {
+
+void check_new_values(const AttentionSpec& spec, Device device, const AttentionArgs& args, CheckedAppend& p) {
+  const Tensor &k_new = *args.k_new, &k = *args.k;
   const Tensor& v_new = require<&AttentionArgs::v_new>(spec, args, device);
-  const Tensor& k = require<&AttentionArgs::k>(spec, args, device);
   const Tensor& v = require<&AttentionArgs::v>(spec, args, device);
-  const int rank = k_new.rank, rows = rank - 3, heads = rank - 2, dim = rank - 1;
-  require_shape("k_new", k_new, dim, spec.head_dim, "the spec's head_dim");
+  const int dim = k_new.rank - 1;
   require_shape("v_new", v_new, dim, spec.head_dim_v, "the spec's head_dim_v");
   for (int i = 0; i < dim; ++i) require_shape("v_new", v_new, i, k_new.shape[i], "as k_new");
-  require_shape("k", k, 3, spec.head_dim, "the spec's head_dim");
   require_shape("v", v, 3, spec.head_dim_v, "the spec's head_dim_v");
-  require_shape("k", k, 2, k_new.shape[heads], "k_new's heads");
   for (int i = 0; i < 3; ++i) require_shape("v", v, i, k.shape[i], "as k");
+  require_alignment("v_new", v_new);
+  require_alignment("v", v);
+  require_distinct_rows("v", v);
+  p.v_new = view(v_new);
+  p.v = view(v);
+}
+
+}  // namespace
+
+void check_new_rows(const AttentionSpec& spec, Device device, const AttentionArgs& args, CheckedAppend& p) {
+  const Tensor& k_new = require<&AttentionArgs::k_new>(spec, args, device);
+  const Tensor& k = require<&AttentionArgs::k>(spec, args, device);
+  const int rank = k_new.rank, rows = rank - 3, heads = rank - 2, dim = rank - 1;
+  require_shape("k_new", k_new, dim, spec.head_dim, "the spec's head_dim");
+  require_shape("k", k, 3, spec.head_dim, "the spec's head_dim");
+  require_shape("k", k, 2, k_new.shape[heads], "k_new's heads");
   if (spec.paged) {
     require_page_size(k);
   } else if (k.shape[1] > longest_sequence) {
     refuse_argument("k has shape ", shape_text(k), ": a sequence has at most ", longest_sequence, " rows");
   }
-  for (const auto& [name, tensor] : {std::pair{"k_new", &k_new}, {"v_new", &v_new}, {"k", &k}, {"v", &v}})
-    require_alignment(name, *tensor);
+  require_alignment("k_new", k_new);
+  require_alignment("k", k);
   require_distinct_rows("k", k);
-  require_distinct_rows("v", v);
+  if (!spec.v_in_k) check_new_values(spec, device, args, p);
   p.scales = check_kv_scales(spec, device, args);
 
   const auto tokens = product_of({spec.varlen ? 1 : k_new.shape[0], k_new.shape[rows]});
@@ -183,9 +200,7 @@ void check_new_rows(const AttentionSpec& spec, Device device, const AttentionArg
   p.tokens = static_cast<int>(*tokens);
   p.heads_kv = static_cast<device::u32>(k_new.shape[heads]);
   p.k_new = view(k_new);
-  p.v_new = view(v_new);
   p.k = view(k);
-  p.v = view(v);
   p.num_pages = size(k, 0);
   p.page_size = divisor_of(k.shape[1]);
   p.num_slots = k.shape[0] * k.shape[1];
@@ -218,9 +233,7 @@ void plan_cuda_append(const PlannedKernel& kernel, int num_warps, const CheckedA
   StepLaunch& step = add_step(kernel, launch, "flashjit_append");
   auto& p = make_append_params<device::CudaAppendParams>(step, params);
   const auto threads = static_cast<std::int64_t>(num_warps) * 32;
-  const device::RowItems k = items_of_k(spec);
-  const device::RowItems v{device::RotaryStyle::none, 0, spec.head_dim_v,
-                           static_cast<int>(size_of(spec.dtype))};
+  const device::RowItems k = items_of_k(spec), v = items_of_v(spec);
   const device::QuantisedRows rows{spec.kv_dtype && spec.kv_scale == KvScale::token_head, k, v};
   const std::int64_t group = device::heads_of_append_item(spec.rotary.has_value());
   const auto groups_of = [&](device::u32 heads) { return (std::int64_t{heads} + group - 1) / group; };
@@ -244,7 +257,7 @@ void plan_cpu_append(const PlannedKernel& kernel, const CheckedAppend& params, L
   constexpr std::int64_t worthwhile = 1 << 17;  // elements that take some 10 us
   StepLaunch& step = add_step(kernel, launch, "flashjit_append");
   make_append_params<device::AppendParams>(step, params);
-  const std::int64_t elements = std::int64_t{params.heads_kv} * (spec.head_dim + spec.head_dim_v) +
+  const std::int64_t elements = std::int64_t{params.heads_kv} * spec.cached_columns() +
                                 std::int64_t{params.rotary.heads_q} * spec.head_dim;
   const std::int64_t least = std::max<std::int64_t>(1, worthwhile / elements);  // tokens of a piece
   step.items.count = params.tokens;

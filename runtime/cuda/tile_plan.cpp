@@ -43,8 +43,7 @@ Tiles count_tiles(const device::ForwardParams& p, int heads_q, int block_m, int 
 TileSections sections_of(const AttentionSpec& spec, const device::ForwardParams& p, const Tiles& tiles,
                          int heads_q, int parts, int multiprocessors, std::int64_t cache_bytes,
                          decltype(tile_sections)& sections) {
-  const int columns = spec.head_dim + (spec.v_in_k ? 0 : spec.head_dim_v);
-  const std::int64_t bytes_of_kv_head = std::int64_t{p.seqlen_k} * columns * 2;
+  const std::int64_t bytes_of_kv_head = std::int64_t{p.seqlen_k} * spec.cached_columns() * 2;
   const auto at_a_time = std::min<std::int64_t>(tiles.all(), multiprocessors);
   return sections(static_cast<int>(tiles.heads), static_cast<int>(tiles.of_head), static_cast<int>(at_a_time),
                   bytes_of_kv_head / (heads_q / p.num_heads_kv) / parts, cache_bytes);

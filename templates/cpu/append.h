@@ -9,9 +9,9 @@ namespace flashjit::device {
 
 // Defaults of a rendered Spec.
 struct AppendCpuSpec {
-  static constexpr bool varlen = false;
+  static constexpr bool varlen = false, v_in_k = false;
   static constexpr RotaryStyle rotary = RotaryStyle::none;
-  static constexpr int rotary_dim = 0;  // with rotary: 0 is head_dim
+  static constexpr int rotary_first = 0, rotary_dim = 0;  // with rotary: a dim of 0 is all columns from first
   static constexpr bool rotates_q = false;
   using RotaryTable = void;  // angles are computed
 };
@@ -24,7 +24,9 @@ struct Append {
   static constexpr bool rotates = Spec::rotary != RotaryStyle::none,
                         halves = Spec::rotary == RotaryStyle::half;
   static constexpr bool has_tables = is_table<Table>;
-  static constexpr int dim = !rotates ? 0 : Spec::rotary_dim ? Spec::rotary_dim : Spec::head_dim;
+  static constexpr int dim = !rotates           ? 0
+                             : Spec::rotary_dim ? Spec::rotary_dim
+                                                : Spec::head_dim - Spec::rotary_first;
   static constexpr int pairs = dim / 2, vector = 8;
 
   using Params = typename Choose<rotates, Rotated<Own, has_tables ? 0 : pairs>, Own>::type;
@@ -41,8 +43,9 @@ struct Append {
     write_token(
         token, [&](const TokenPlace& at, u32 head, const Angles& angles) __attribute__((always_inline)) {
           write(row_of(p.k_new, at, head), elements(p.k) + p.k.offset(at.page, at.page_row, head), angles);
-          copy<0, Spec::head_dim_v>(row_of(p.v_new, at, head),
-                                    elements(p.v) + p.v.offset(at.page, at.page_row, head));
+          if constexpr (!Spec::v_in_k)
+            copy<0, Spec::head_dim_v>(row_of(p.v_new, at, head),
+                                      elements(p.v) + p.v.offset(at.page, at.page_row, head));
         });
   }
 
@@ -121,17 +124,19 @@ struct Append {
   // Both columns of a pair are read before one of them is written: `to` may be `from`.
   template <class T>
   FLASHJIT_FN static void write(const Element* from, T* to, const Angles& angles) {
+    constexpr int first = Spec::rotary_first;
 #pragma unroll
     for (int i = 0; i < ceil_div(pairs, vector); ++i) {
       const Vec8 cosine = angles.cosines[i], sine = angles.sines[i];
       if constexpr (halves) {
-        const int column = i * vector;
+        const int column = first + i * vector;
         const Vec8 x = load_part(from + column, in_vector(i)),
                    y = load_part(from + pairs + column, in_vector(i));
         store_part(to + column, x * cosine - y * sine, in_vector(i));
         store_part(to + pairs + column, x * sine + y * cosine, in_vector(i));
       } else {
-        const int column = 2 * i * vector, low = min(2 * in_vector(i), vector), high = 2 * in_vector(i) - low;
+        const int column = first + 2 * i * vector, low = min(2 * in_vector(i), vector),
+                  high = 2 * in_vector(i) - low;
         const Vec8 a = load_part(from + column, low);
         const Vec8 b = high ? load_part(from + column + vector, high) : Vec8{};
         const Vec8 x = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
@@ -143,7 +148,8 @@ struct Append {
                      high);
       }
     }
-    copy<dim, Spec::head_dim>(from, to);
+    copy<0, first>(from, to);
+    copy<first + dim, Spec::head_dim>(from, to);
   }
 
   // The bits of columns [begin, end).

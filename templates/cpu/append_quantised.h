@@ -59,6 +59,7 @@ struct AppendQuantised : Append<Spec, Quantised<Own>> {
       float row[max(Spec::head_dim, Spec::head_dim_v)];
       Base::write(Base::row_of(p.k_new, at, head), row, angles);
       store<Spec::head_dim>(row, at, head, p.k, p.k_scale);
+      if constexpr (Spec::v_in_k) return;
       Base::template copy<0, Spec::head_dim_v>(Base::row_of(p.v_new, at, head), row);
       store<Spec::head_dim_v>(row, at, head, p.v, p.v_scale);
     });

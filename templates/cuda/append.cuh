@@ -9,9 +9,9 @@ namespace flashjit::device {
 
 // Defaults of a rendered Spec.
 struct AppendCudaSpec {
-  static constexpr bool varlen = false;
+  static constexpr bool varlen = false, v_in_k = false;
   static constexpr RotaryStyle rotary = RotaryStyle::none;
-  static constexpr int rotary_dim = 0;  // with rotary: 0 is head_dim
+  static constexpr int rotary_first = 0, rotary_dim = 0;  // with rotary: a dim of 0 is all columns from first
   static constexpr bool rotates_q = false;
   using RotaryTable = void;  // angles are computed
 };
@@ -24,11 +24,13 @@ struct Append {
   static constexpr bool rotates = Spec::rotary != RotaryStyle::none,
                         halves = Spec::rotary == RotaryStyle::half;
   static constexpr bool has_tables = is_table<Table>;
-  static constexpr int dim = !rotates ? 0 : Spec::rotary_dim ? Spec::rotary_dim : Spec::head_dim;
+  static constexpr int dim = !rotates           ? 0
+                             : Spec::rotary_dim ? Spec::rotary_dim
+                                                : Spec::head_dim - Spec::rotary_first;
   static constexpr RowItems of_k{Spec::rotary, dim, Spec::head_dim, sizeof(Element)};
   static constexpr int columns = of_k.columns, heads_of_item = heads_of_append_item(rotates);
   using PieceK = RowPiece<Element, columns>;
-  static constexpr RowItems of_v{RotaryStyle::none, 0, Spec::head_dim_v, sizeof(Element)};
+  static constexpr RowItems of_v{RotaryStyle::none, 0, Spec::v_in_k ? 0 : Spec::head_dim_v, sizeof(Element)};
 
   using Params = typename Choose<rotates, Rotated<Own, has_tables ? 0 : dim / 2>, Own>::type;
 
@@ -41,7 +43,7 @@ struct Append {
     if (item < items_k) {
       write_heads<false>(at, p.k_new, p.k, p.heads_kv, item);
     } else if (item < items_k + items_v) {
-      copy_v(at, item - items_k);
+      if constexpr (!Spec::v_in_k) copy_v(at, item - items_k);
     } else if constexpr (Spec::rotates_q) {
       write_heads<true>(at, p.rotary.q, p.rotary.q_out, p.rotary.heads_q, item - items_k - items_v);
     }
@@ -61,6 +63,12 @@ struct Append {
     item -= of_block * p.items;
     token = i64{ctaid_x()} * p.tokens_of_block + of_block;
     return of_block < p.tokens_of_block && item < p.items && token < p.tokens;
+  }
+
+  // Where a column of K or Q, as RowItems counts them, lies in the row.
+  FLASHJIT_FN static int place_of(int column) {
+    if (Spec::rotary_first == 0) return column;
+    return column + Spec::rotary_first - (column < Spec::head_dim - Spec::rotary_first ? 0 : Spec::head_dim);
   }
 
   FLASHJIT_FN static u32 items_of_heads(u32 heads) {
@@ -84,8 +92,8 @@ struct Append {
       if (head + i >= heads) continue;
       const Element* const row =
           static_cast<const Element*>(from.data) + from.offset(at.place.entry, at.place.row, head + i);
-      load<is_q>(a[i], row + first);
-      if (has_second) load<is_q>(b[i], row + second);
+      load<is_q>(a[i], row + place_of(first));
+      if (has_second) load<is_q>(b[i], row + place_of(second));
     }
     const i64 given = given_position(at);
     find_in_cache<Spec::varlen>(at.p, at.index, at.place);
@@ -98,8 +106,8 @@ struct Append {
     for (u32 i = 0; i < heads_of_item; ++i) {
       if (head + i >= heads) continue;
       Element* const row = static_cast<Element*>(to.data) + to.offset(page, page_row, head + i);
-      a[i].store(row + first);
-      if (has_second) b[i].store(row + second);
+      a[i].store(row + place_of(first));
+      if (has_second) b[i].store(row + place_of(second));
     }
   }
   // Q may be rotated in place.

@@ -67,7 +67,7 @@ struct AppendQuantised : Append<Spec, Config, Quantised<Own>> {
     if (thread < threads_k) {
       write_rows<true>(at, thread);
     } else if (thread < threads_k + threads_v) {
-      write_rows<false>(at, thread - threads_k);
+      if constexpr (!Spec::v_in_k) write_rows<false>(at, thread - threads_k);
     } else if constexpr (Spec::rotates_q) {
       Base::template write_heads<true>(at, p.rotary.q, p.rotary.q_out, p.rotary.heads_q,
                                        thread - threads_k - threads_v);
@@ -100,14 +100,15 @@ struct AppendQuantised : Append<Spec, Config, Quantised<Own>> {
       constexpr RowItems row = items;
       return row.second(item(j));
     }
-    // Calls f(piece, column) for each piece of the i-th head.
+    FLASHJIT_FN static int place_of(int column) { return is_k ? Base::place_of(column) : column; }
+    // Calls f(piece, place of its first column in the row) for each piece of the i-th head.
     template <class F>
     FLASHJIT_FN void for_each(int i, F&& f) {
 #pragma unroll
       for (int j = 0; j < count; ++j) {
         if (!exists(j)) continue;
-        f(a[j][i], first(j));
-        if (second(j) < dim) f(b[j][i], second(j));
+        f(a[j][i], place_of(first(j)));
+        if (second(j) < dim) f(b[j][i], place_of(second(j)));
       }
     }
     FLASHJIT_FN float largest(int i) const {
@@ -141,7 +142,7 @@ struct AppendQuantised : Append<Spec, Config, Quantised<Own>> {
       if (head + i >= at.p.heads_kv) continue;
       const Element* const row =
           static_cast<const Element*>(from.data) + from.offset(at.place.entry, at.place.row, head + i);
-      pieces.for_each(i, [&](typename Mine::Piece& piece, int column) { piece.load_lasting(row + column); });
+      pieces.for_each(i, [&](typename Mine::Piece& piece, int place) { piece.load_lasting(row + place); });
       if constexpr (!computes_scales) scale[i] = ld_global_nc(scales.data + (head + i) * scales.head_stride);
     }
     const i64 given = Base::given_position(at);
@@ -169,8 +170,7 @@ struct AppendQuantised : Append<Spec, Config, Quantised<Own>> {
       const ScaleFactors by(scale[i], [](float x) { return rcp_approx(x); });
       KvElement* const row =
           static_cast<KvElement*>(to.data) + to.offset(at.place.page, at.place.page_row, head + i);
-      pieces.for_each(i,
-                      [&](const typename Mine::Piece& piece, int column) { piece.store(row + column, by); });
+      pieces.for_each(i, [&](const typename Mine::Piece& piece, int place) { piece.store(row + place, by); });
     }
   }
 

@@ -11,7 +11,9 @@ FLASHJIT_FN constexpr int heads_of_append_item(bool rotates) {
 }
 
 // An item has two pieces of a row, of as many columns as 16 bytes hold, or fewer where halves of pairs would
-// not lie alike. So one thread has both columns of a pair, and rotating in place is safe.
+// not lie alike. So one thread has both columns of a pair, and rotating in place is safe. Columns count from
+// the first rotated one on, and after the last column of the row from its beginning; so the rotated ones come
+// first. Both runs are whole pieces, since the first rotated column is a multiple of 8.
 struct RowItems {
   int columns;      // of a piece
   int pairs_items;  // items whose pieces are the two halves of pairs, half style only

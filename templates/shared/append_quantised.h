@@ -62,7 +62,9 @@ struct QuantisedRows {
       : computes_scales(computes), lanes(1) {
     while (computes && lanes < 32 && lanes < max(k.items, v.items)) lanes *= 2;
   }
-  FLASHJIT_FN constexpr int threads(const RowItems& row) const { return computes_scales ? lanes : row.items; }
+  FLASHJIT_FN constexpr int threads(const RowItems& row) const {
+    return computes_scales && row.items > 0 ? lanes : row.items;
+  }
   FLASHJIT_FN constexpr int items_of_thread(const RowItems& row) const {
     return computes_scales ? ceil_div(row.items, lanes) : 1;
   }

@@ -99,6 +99,21 @@ TEST(AppendArguments, TablesByHand) {
   for (int c = 0; c < head_dim; ++c) EXPECT_EQ(row[c], c < head_dim / 2 ? -1 : 1) << c;
 }
 
+// Columns before the first rotated one stay, and there is no V.
+TEST(AppendArguments, LatentCachesByHand) {
+  constexpr char latent[] = R"(, "head_dim_v": 8, "v_in_k": true, "rotary": {"first": 8, "tables": "fp32"})";
+  GoodAppend given;
+  given.args.v.reset();
+  given.args.v_new.reset();
+  given.args.rotary_cos = GoodAppend::floats(given.cosines, {rows, 4});
+  given.args.rotary_sin = GoodAppend::floats(given.sines, {rows, 4});
+  kernel_of(latent).launch(given.args);
+  const float* const row = given.k.data() + std::size_t{2} * heads * head_dim;
+  for (int c = 0; c < head_dim; ++c) EXPECT_EQ(row[c], c < 8 || c >= 12 ? 1 : -1) << c;
+  expect_refusal({"v_new was given", "\"v_in_k\": true"}, latent, [](GoodAppend& g) { g.args.v.reset(); });
+  expect_refusal({"v was given", "\"v_in_k\": true"}, latent, [](GoodAppend& g) { g.args.v_new.reset(); });
+}
+
 TEST(AppendArguments, PlacesAreGivenOnce) {
   expect_refusal({"slots is missing", "append_positions may say it"}, plain,
                  [](GoodAppend& g) { g.args.append_positions.reset(); });

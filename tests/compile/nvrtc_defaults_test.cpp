@@ -204,6 +204,7 @@ TEST_F(NvrtcTest, Append) {
   const std::optional<Rotary> rotaries[] = {{},
                                             Rotary{.q = true},
                                             Rotary{.style = RotaryStyle::interleaved, .dim = 64, .q = true},
+                                            Rotary{.style = RotaryStyle::interleaved, .first = 64, .q = true},
                                             Rotary{.dim = 32, .tables = DType::fp32},
                                             Rotary{.dim = 20, .q = true}};
   for (const Target& target : cuda_targets())
@@ -212,6 +213,7 @@ TEST_F(NvrtcTest, Append) {
         for (const bool varlen : {false, true}) {
           AttentionSpec spec{.op = Operation::append_kv, .dtype = dtype, .head_dim = 128, .varlen = varlen};
           spec.rotary = rotary;
+          spec.v_in_k = rotary && rotary->first;
           if (has_turn(place++, 31)) cases.push_back(default_case(spec.validated(), target));
           for (const DType kv_dtype : {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2})
             for (const KvScale kv_scale : {KvScale::tensor, KvScale::head, KvScale::token_head}) {

@@ -30,6 +30,14 @@ struct Rotating : Spec {
   static constexpr bool rotates_q = q;
   using RotaryTable = Table;
 };
+template <class Spec, int first>
+struct From : Spec {
+  static constexpr int rotary_first = first;
+};
+template <class Spec>
+struct Latent : Spec {
+  static constexpr bool v_in_k = true;
+};
 template <class Spec, class KvElement, KvScale scale>
 struct Storing : Spec {
   using kv_dtype = KvElement;
@@ -70,9 +78,11 @@ class AppendOnGpu : public testing::Test {
     c.head_dim = Spec::head_dim;
     c.head_dim_v = Spec::head_dim_v;
     c.packed = Spec::varlen;
+    c.v_in_k = Spec::v_in_k;
     if constexpr (Spec::rotary != DeviceStyle::none) {
       c.rotary =
           Rotary{.style = Spec::rotary == DeviceStyle::half ? RotaryStyle::half : RotaryStyle::interleaved,
+                 .first = Spec::rotary_first,
                  .dim = Spec::rotary_dim,
                  .q = Spec::rotates_q};
       if constexpr (!std::is_void_v<typename Spec::RotaryTable>)
@@ -160,6 +170,21 @@ TEST_F(AppendOnGpu, Rotary) {
   expect<Rotating<SpecOf<float, 24, 24>, interleaved, 8, true>, 2>(c);
 }
 
+// The rotated columns are the last ones, or in the middle. Latent caches have no V.
+TEST_F(AppendOnGpu, RotaryFromAColumnOnAndLatentCaches) {
+  using enum RotaryStyle;
+  const AppendCase c{.seqlen = 6};
+  expect<From<Rotating<SpecOf<Bf16, 96, 96>, half, 0, true>, 32>, 4>(c);
+  expect<From<Rotating<SpecOf<Bf16, 96, 96>, half, 20, true>, 40>, 4>(c);
+  expect<From<Rotating<SpecOf<float, 40, 24>, half, 16, true, float>, 8>, 2>(c);
+  expect<From<Rotating<SpecOf<Bf16, 96, 96>, interleaved, 20, true, Bf16>, 40>, 4>(c);
+  expect<From<Rotating<SpecOf<Fp16, 64, 64>, interleaved, 0, false>, 8>, 2>(c);
+  const AppendCase latent{.seqlen = 4, .heads_kv = 1, .heads_q = 5, .page_size = 64, .in_place = true};
+  expect<Latent<From<Rotating<SpecOf<Bf16, 576, 512>, half, 0, true>, 512>>, 4>(latent);
+  expect<Latent<From<Rotating<SpecOf<Fp16, 576, 512, true>, interleaved, 0, true>, 512>>, 4>(latent);
+  expect<Latent<SpecOf<float, 40, 16>>, 2>(c);
+}
+
 TEST_F(AppendOnGpu, RotaryPositionsAndTables) {
   using enum RotaryStyle;
   for (const bool by_slots : {false, true}) {
@@ -200,6 +225,10 @@ TEST_F(AppendOnGpu, QuantisedCaches) {
   expect<Storing<Rotating<SpecOf<Bf16, 256, 16>, half, 6, true>, int8, token_head>, 8>(c);
   expect<Storing<Rotating<SpecOf<Bf16, 96, 64>, interleaved, 20, true, Bf16>, fp8_e4m3, tensor>, 4>(c);
   expect<Storing<Rotating<SpecOf<Fp16, 64, 64>, interleaved, 0, true>, int8, token_head>, 4>(c);
+  expect<Storing<Latent<From<Rotating<SpecOf<Bf16, 96, 64>, half, 0, true>, 64>>, fp8_e4m3, tensor>, 4>(c);
+  expect<Storing<Latent<From<Rotating<SpecOf<Bf16, 576, 512>, interleaved, 0, true>, 512>>, fp8_e4m3,
+                 token_head>,
+         4>(c);
   // Several tokens of a block, whose items are no multiple of a row's threads.
   expect<Storing<Rotating<SpecOf<Bf16, 96, 96>, interleaved, 0, true>, int8, token_head>, 8>(c);
 }

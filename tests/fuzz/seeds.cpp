@@ -87,7 +87,7 @@ void write_seeds(const std::filesystem::path& to, const std::string& object) {
   write(
       to / "spec/append",
       R"({"op": "append_kv", "dtype": "fp16", "head_dim": 96, "varlen": true, "paged": true, "kv_dtype": "fp8_e5m2",)"
-      R"( "kv_scale": "token_head", "rotary": {"style": "interleaved", "dim": 48, "q": true, "tables": "fp32"}})");
+      R"( "kv_scale": "token_head", "rotary": {"style": "interleaved", "first": 8, "dim": 48, "q": true, "tables": "fp32"}})");
   write(
       to / "spec/backward",
       R"({"op": "backward", "dtype": "bf16", "head_dim": 64, "mask": ["causal", "padding"], "dropout": true,)"

@@ -62,6 +62,39 @@ TEST_P(Append, Rotary) {
       }
 }
 
+// Latent caches: one head, V its first columns, rotary of the last ones.
+TEST_P(Append, LatentCaches) {
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    for (const RotaryStyle style : {RotaryStyle::half, RotaryStyle::interleaved})
+      for (const int page_size : {0, 64}) {
+        const AppendCase c{.batch = 3,
+                           .seqlen = 9,
+                           .rows = 100,
+                           .heads_kv = 1,
+                           .heads_q = 16,
+                           .head_dim = 576,
+                           .head_dim_v = 512,
+                           .dtype = dtype,
+                           .v_in_k = true,
+                           .packed = style == RotaryStyle::half,
+                           .by_slots = dtype == DType::fp16,
+                           .page_size = page_size,
+                           .rotary = Rotary{.style = style, .first = 512, .q = true}};
+        if (!takes_next(c.spec())) continue;
+        EXPECT_TRUE(computes(c));
+      }
+}
+
+// Columns before and after the rotated ones keep their bits.
+TEST_P(Append, RotaryInTheMiddle) {
+  for (const RotaryStyle style : {RotaryStyle::half, RotaryStyle::interleaved})
+    for (const auto& [first, dim] : {std::pair{8, 0}, {40, 20}, {64, 32}, {88, 6}})
+      for (const bool in_place : {false, true})
+        EXPECT_TRUE(computes({.head_dim = 96,
+                              .rotary = Rotary{.style = style, .first = first, .dim = dim, .q = true},
+                              .in_place = in_place}));
+}
+
 TEST_P(Append, RotaryPositionsOfTheirOwn) {
   for (const bool by_slots : {false, true})
     for (const bool packed : {false, true})

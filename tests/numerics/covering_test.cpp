@@ -34,6 +34,7 @@ AppendCase append_of(const FeatureCase& of) {
           .dtype = of.spec.dtype,
           .kv_dtype = of.spec.kv_dtype,
           .kv_scale = of.spec.kv_scale.value_or(KvScale::tensor),
+          .v_in_k = of.spec.v_in_k,
           .packed = of.spec.varlen,
           .by_slots = of.by_slots,
           .page_size = of.page_size,

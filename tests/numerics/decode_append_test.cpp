@@ -25,9 +25,10 @@ namespace {
 struct AppendingCase {
   int seqlen_q = 1, rows = 300;                     // rows: of an entry's cache
   std::vector<int> lengths = {300, 17, 1, 0, 299};  // keys of the entries, new ones included
-  int heads_q = 4, heads_kv = 2, head_dim = 64;
+  int heads_q = 4, heads_kv = 2, head_dim = 64, head_dim_v = 0;
   DType dtype = DType::bf16;
   bool packed = false;
+  bool v_in_k = false;  // there is no V
   int page_size = 0;
   std::optional<DType> kv_dtype = {};
   KvScale kv_scale = KvScale::tensor;
@@ -39,9 +40,11 @@ struct AppendingCase {
     AttentionSpec spec{.op = Operation::decode,
                        .dtype = dtype,
                        .head_dim = head_dim,
+                       .head_dim_v = head_dim_v,
                        .mask = mask,
                        .varlen = packed,
                        .paged = page_size > 0,
+                       .v_in_k = v_in_k,
                        .kv_dtype = kv_dtype};
     if (kv_dtype) spec.kv_scale = kv_scale;
     return spec;
@@ -73,21 +76,25 @@ class Tensors {
       starts.push_back(starts.back() + rows);
       positions.push_back(c.lengths[b] - rows);
     }
-    const auto of_rows = [&](std::int64_t heads) -> std::vector<std::int64_t> {
-      if (c.packed) return {starts.back(), heads, c.head_dim};
-      return {batch, c.seqlen_q, heads, c.head_dim};
+    const int dim_v = c.head_dim_v ? c.head_dim_v : c.head_dim;
+    const auto of_rows = [&](std::int64_t heads, std::int64_t dim) -> std::vector<std::int64_t> {
+      if (c.packed) return {starts.back(), heads, dim};
+      return {batch, c.seqlen_q, heads, dim};
     };
     const std::int64_t pages = c.page_size ? (c.rows + c.page_size - 1) / c.page_size : 1;
     const std::vector<std::int64_t> of_scales = {c.page_size ? batch * pages : batch,
                                                  c.page_size ? c.page_size : c.rows, c.heads_kv};
     std::vector<std::int64_t> of_cache = of_scales;
     of_cache.push_back(c.head_dim);
-    add(&AttentionArgs::q, c.dtype, of_rows(c.heads_q));
-    add(&AttentionArgs::k_new, c.dtype, of_rows(c.heads_kv));
-    add(&AttentionArgs::v_new, c.dtype, of_rows(c.heads_kv));
+    add(&AttentionArgs::q, c.dtype, of_rows(c.heads_q, c.head_dim));
+    add(&AttentionArgs::k_new, c.dtype, of_rows(c.heads_kv, c.head_dim));
     add(&AttentionArgs::k, c.kv_dtype.value_or(c.dtype), of_cache);
-    add(&AttentionArgs::v, c.kv_dtype.value_or(c.dtype), of_cache);
-    add(&AttentionArgs::o, c.dtype, of_rows(c.heads_q));
+    of_cache.back() = dim_v;
+    if (!c.v_in_k) {
+      add(&AttentionArgs::v_new, c.dtype, of_rows(c.heads_kv, dim_v));
+      add(&AttentionArgs::v, c.kv_dtype.value_or(c.dtype), of_cache);
+    }
+    add(&AttentionArgs::o, c.dtype, of_rows(c.heads_q, dim_v));
     if (c.packed) {
       add(&AttentionArgs::lse, DType::fp32, {c.heads_q, starts.back()});
       table(&AttentionArgs::cu_seqlens_q, {batch + 1}, starts);
@@ -113,7 +120,7 @@ class Tensors {
       table(&AttentionArgs::page_table, {batch, pages}, ids);
     }
     if (c.rotary && c.rotary->q) {
-      add(&AttentionArgs::q_out, c.dtype, of_rows(c.heads_q));
+      add(&AttentionArgs::q_out, c.dtype, of_rows(c.heads_q, c.head_dim));
       if (c.in_place) args_.q_out = args_.q;
     }
   }
@@ -220,6 +227,14 @@ TEST_P(DecodeAppends, AsTwoLaunchesDo) {
                                   .head_dim = 128,
                                   .page_size = 16,
                                   .rotary = Rotary{.style = RotaryStyle::interleaved}},
+                                 {.seqlen_q = 2,
+                                  .heads_q = 16,
+                                  .heads_kv = 1,
+                                  .head_dim = 576,
+                                  .head_dim_v = 512,
+                                  .v_in_k = true,
+                                  .page_size = 64,
+                                  .rotary = Rotary{.first = 512, .q = true}},
                                  // So many rows that sm_90a takes the forward's kernel.
                                  {.seqlen_q = 40,
                                   .lengths = std::vector(48, 200),
@@ -227,7 +242,8 @@ TEST_P(DecodeAppends, AsTwoLaunchesDo) {
                                   .page_size = 16,
                                   .rotary = Rotary{.q = true}}};
   for (const AppendingCase& c : cases)
-    if (takes_next(c.both(), 1)) expect_equal(c);
+    if (why_unsupported(c.both(), Target::parse(on().target())).empty() && takes_next(c.both(), 1))
+      expect_equal(c);
 }
 
 TEST_P(DecodeAppends, QuantisedCaches) {

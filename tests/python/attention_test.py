@@ -322,6 +322,33 @@ class Others(unittest.TestCase):
             # Cosine and sine err by 2^-22, two products and a sum round three times; |x|, |y| <= 1.
             np.testing.assert_allclose(made, np.concatenate([x * c - y * s, x * s + y * c], -1), rtol=0, atol=2.0**-20)
 
+    def test_latent_cache(self):
+        cache = np.zeros((1, 8, 1, 72), np.float32)
+        new, q = random((1, 2, 1, 72), seed=1), random((1, 2, 4, 72), seed=2)
+        turned = flashjit.append_kv(
+            cache, None, new, head_dim_v=40, append_positions=np.array([4], np.int32), q=q, rotary={"first": 40}
+        )
+        np.testing.assert_array_equal(cache[0, 4:6, :, :40], new[0, ..., :40])
+        np.testing.assert_array_equal(turned[..., :40], q[..., :40])
+        # The rotated columns are those of a cache that has no others.
+        k, v = (np.zeros((1, 8, 1, 32), np.float32) for _ in range(2))
+        wanted = flashjit.append_kv(
+            k, v, new[..., 40:], new[..., 40:], append_positions=np.array([4], np.int32), q=q[..., 40:], rotary=True
+        )
+        np.testing.assert_array_equal(cache[..., 40:], k)
+        np.testing.assert_array_equal(turned[..., 40:], wanted)
+
+        o = flashjit.decode(turned, cache, head_dim_v=40, seqlens_k=np.array([6], np.int32), mask="causal")
+        both, out = np.zeros_like(cache), np.empty_like(q)
+        at_once = flashjit.decode(
+            q, both, head_dim_v=40, seqlens_k=np.array([6], np.int32), mask="causal", k_new=new, q_out=out,
+            rotary={"first": 40},
+        )  # fmt: skip
+        np.testing.assert_array_equal(both, cache)
+        np.testing.assert_array_equal(at_once, o)
+        with self.assertRaisesRegex(flashjit.InvalidArgumentError, "v_new was given.*v_in_k"):
+            flashjit.append_kv(cache, None, new, new, head_dim_v=40, append_positions=np.array([4], np.int32))
+
     def test_8_bit_cache(self):
         k, v = (np.zeros((1, 8, 2, 64), ml_dtypes.float8_e4m3fn) for _ in range(2))
         scales = [np.ones((1, 8, 2), np.float32) for _ in range(2)]

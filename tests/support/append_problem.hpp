@@ -29,6 +29,7 @@ struct AppendCase {
   DType dtype = DType::bf16;
   std::optional<DType> kv_dtype = {};
   KvScale kv_scale = KvScale::tensor;
+  bool v_in_k = false;  // there is no V
   bool packed = false, by_slots = false;
   int page_size = 0;  // 0: contiguous
   std::optional<Rotary> rotary = {};
@@ -48,6 +49,7 @@ struct AppendCase {
     spec.head_dim_v = head_dim_v;
     spec.varlen = packed;
     spec.paged = page_size > 0;
+    spec.v_in_k = v_in_k;
     spec.rotary = rotary;
     spec.kv_dtype = kv_dtype;
     if (kv_dtype) spec.kv_scale = kv_scale;
@@ -131,19 +133,20 @@ class AppendProblem {
     if (!report.ok()) return testing::AssertionFailure() << case_.str() << "\n" << report.str();
     if (!whole) return testing::AssertionSuccess();
 
-    std::vector<const GuardedTensor*> outputs = {&k_, &v_};
-    std::vector<std::vector<std::byte>> expected = {before_[0], before_[1]};
-    if (writes_scales()) {
-      outputs.insert(outputs.end(), {&k_scale_, &v_scale_});
-      expected.insert(expected.end(), {before_[2], before_[3]});
-    }
-    if (rotates_q) {
-      outputs.push_back(case_.in_place ? &q_ : &q_out_);
-      expected.push_back(before_[case_.in_place ? 5 : 4]);
-    }
+    std::vector<const GuardedTensor*> outputs;
+    std::vector<std::vector<std::byte>> expected;
+    const auto add = [&](const GuardedTensor& output, std::size_t before) {
+      outputs.push_back(&output);
+      expected.push_back(before_[before]);
+    };
+    add(k_, 0);
+    if (!case_.v_in_k) add(v_, 1);
+    if (writes_scales()) add(k_scale_, 2);
+    if (writes_scales() && !case_.v_in_k) add(v_scale_, 3);
+    if (rotates_q) case_.in_place ? add(q_, 5) : add(q_out_, 4);
     oracle.compute([&](const verify::Expected& row) {
       const std::vector<std::int64_t>& sizes = oracle.outputs[row.output].shape;
-      const bool is_scale = writes_scales() && (row.output == 2 || row.output == 3);
+      const bool is_scale = outputs[row.output] == &k_scale_ || outputs[row.output] == &v_scale_;
       std::int64_t place = 0;
       for (std::size_t i = 0; i + !is_scale < sizes.size(); ++i) place = place * sizes[i] + row.place[i];
       const std::size_t bytes = row.values.size() * size_of(outputs[row.output]->on_host().dtype);
@@ -234,7 +237,7 @@ class AppendProblem {
   }
   int pairs() const {
     if (!case_.rotary) return 1;
-    return (case_.rotary->dim ? case_.rotary->dim : case_.head_dim) / 2;
+    return case_.rotary->columns(case_.head_dim) / 2;
   }
   DType table_dtype() const {
     return case_.rotary && case_.rotary->tables ? *case_.rotary->tables : DType::fp32;
@@ -341,12 +344,12 @@ class AppendProblem {
 
   void make_args() {
     args_.k_new = k_new_.on_device();
-    args_.v_new = v_new_.on_device();
     args_.k = k_.on_device();
-    args_.v = v_.on_device();
-    if (case_.kv_dtype) {
-      args_.k_scale = scales(k_scale_.on_device());
-      args_.v_scale = scales(v_scale_.on_device());
+    if (case_.kv_dtype) args_.k_scale = scales(k_scale_.on_device());
+    if (!case_.v_in_k) {
+      args_.v_new = v_new_.on_device();
+      args_.v = v_.on_device();
+      if (case_.kv_dtype) args_.v_scale = scales(v_scale_.on_device());
     }
     if (case_.by_slots) {
       args_.slots = slots_.on_device();

@@ -73,7 +73,8 @@ void Workload::fill() {
   if (case_.spec.append) {
     std::uint64_t seed = case_.seed * 3 + 4;
     for (const TensorMember member : {&AttentionArgs::k_new, &AttentionArgs::v_new})
-      verify::fill_random(used(tensor(member), case_.spec.varlen), seed++);
+      if (tensors_[&argument_of(member) - arguments])
+        verify::fill_random(used(tensor(member), case_.spec.varlen), seed++);
     // Any numbers will do for cosines and sines.
     for (const TensorMember member : {&AttentionArgs::rotary_cos, &AttentionArgs::rotary_sin})
       if (tensors_[&argument_of(member) - arguments]) verify::fill_random(tensor(member).on_host(), seed++);

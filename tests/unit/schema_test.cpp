@@ -61,8 +61,10 @@ Json in_config(const Json& object) {
   return spec;
 }
 Json in_rotary(const Json& object) {
-  Json spec = {{"op", "append_kv"}, {"dtype", "bf16"}, {"head_dim", 256}};
-  spec["rotary"] = object;
+  // The widest head, of which all columns are too many.
+  Json spec = {{"op", "append_kv"}, {"dtype", "bf16"}, {"head_dim", 1024}}, rotary = {{"dim", 2}};
+  rotary.update(object);
+  spec["rotary"] = rotary;
   return spec;
 }
 template <class Kind>

@@ -406,6 +406,13 @@ TEST(Spec, Rotary) {
                    {"rotary.dim 258", "between 2 and 256", "256 would work"});
   expect_unsupported(R"({"op": "append_kv", "dtype": "bf16", "head_dim": 264, "rotary": {}})",
                      {"rotary of all 264 columns", "\"dim\": 256 or less would work"});
+  EXPECT_EQ(parse(append(R"({"first": 64, "dim": 64})")).to_json(),
+            append(R"({"style": "half", "first": 64})"));
+  expect_invalid(append(R"({"first": 128})"), {"rotary.first 128", "between 0 and 120", "120 would work"});
+  expect_invalid(append(R"({"first": 12})"), {"rotary.first 12", "multiple of 8", "8 or 16 would work"});
+  expect_invalid(append(R"({"first": 64, "dim": 66})"), {"rotary.dim 66", "between 2 and 64"});
+  expect_unsupported(R"({"op": "append_kv", "dtype": "bf16", "head_dim": 576, "rotary": {"first": 64}})",
+                     {"rotary of all 512 columns of head_dim from first on", "\"dim\": 256 or less"});
   expect_invalid(append(R"({"dim": 21})"), {"rotary.dim 21", "multiple of 2", "20 or 22 would work"});
   expect_invalid(append(R"({"dim": 0})"), {"rotary.dim 0"});
   expect_invalid(append(R"({"tables": "fp16"})"), {"rotary.tables fp16 is neither fp32 nor the dtype, bf16"});

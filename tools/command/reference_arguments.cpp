@@ -104,11 +104,18 @@ std::string operation_text(Operation op) {
   std::vector<std::vector<std::string>> rows;
   for (const flashjit::Argument& argument : arguments) {
     if (!(argument.operations & argument_table::bit(op))) continue;
-    bool always = true;
-    for (const Variant& variant : variants) always = always && has_argument(variant.spec, argument);
+    bool always = true, with_values = argument.needs.of_values;  // of every variant that has a v of its own
+    for (const Variant& variant : variants) {
+      always = always && has_argument(variant.spec, argument);
+      with_values = with_values && (has_argument(variant.spec, argument) || variant.spec.v_in_k);
+    }
     const bool optional = !argument.required || argument.optional_in & argument_table::bit(op);
-    std::string condition = always ? "" : condition_text(argument.needs);
-    if (info_of(op).copies && argument.needs == Needs::kv_dtype) condition += " and `kv_scale` `token_head`";
+    std::string condition = always        ? ""
+                            : with_values ? condition_text(argument_table::values(Needs::nothing))
+                                          : condition_text(argument.needs);
+    if (info_of(op).copies && argument.needs.needs == Needs::kv_dtype)
+      condition = "an 8-bit `kv_dtype` and `kv_scale` `token_head`" +
+                  std::string(argument.needs.of_values ? ", no `v_in_k`" : "");
     rows.push_back(
         {"`" + std::string(argument.name) + "`", std::to_string(argument.id),
          role_of(argument, variants.front().spec), dtype_of(argument, op),

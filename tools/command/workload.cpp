@@ -525,7 +525,7 @@ double customary_flops(const AttentionSpec& spec, const AttentionArgs& args) {
     flops += count.per_element * num_rows(t) * static_cast<double>(t.shape[t.rank - 1]);
   }
   if (count.per_rotated > 0 && spec.rotary)
-    flops += count.per_rotated * (spec.rotary->dim ? spec.rotary->dim : spec.head_dim) *
+    flops += count.per_rotated * spec.rotary->columns(spec.head_dim) *
              (num_rows(*args.k_new) + (args.q ? num_rows(*args.q) : 0));
   if (count.per_pair > 0) flops += count.per_pair * listed_pairs(spec, args);
   return flops;
@@ -534,8 +534,8 @@ double customary_flops(const AttentionSpec& spec, const AttentionArgs& args) {
 // The bytes of a key and its value in the caches of a key/value head, and of their scales.
 double bytes_of_cached_row(const AttentionSpec& spec) {
   const auto element = static_cast<double>(size_of(spec.kv_dtype.value_or(spec.dtype)));
-  const double scales = spec.kv_scale == KvScale::token_head ? 2 * sizeof(float) : 0;
-  return (spec.head_dim + (spec.v_in_k ? 0 : spec.head_dim_v)) * element + scales;
+  const double scales = spec.kv_scale == KvScale::token_head ? (spec.v_in_k ? 1 : 2) * sizeof(float) : 0;
+  return spec.cached_columns() * element + scales;
 }
 
 double bytes_of_keys(const AttentionSpec& spec, const AttentionArgs& args) {
@@ -548,7 +548,7 @@ double moved_bytes(const AttentionSpec& spec, const AttentionArgs& args) {
 
 double appended_bytes(const AttentionSpec& spec, const AttentionArgs& args) {
   const auto element = static_cast<double>(size_of(spec.dtype));
-  const double of_new_row = (spec.head_dim + spec.head_dim_v) * element;
+  const double of_new_row = spec.cached_columns() * element;
   return num_rows(*args.k_new) * (of_new_row + bytes_of_cached_row(spec)) +
          (args.q ? 2 * num_rows(*args.q) * spec.head_dim * element : 0);
 }

@@ -45,8 +45,10 @@ T at(const Tensor& t, std::int64_t i, std::int64_t j = 0) {
 std::vector<Token> tokens_of(const AttentionSpec& spec, const AttentionArgs& args) {
   const Tensor& k_new = need(args.k_new, "k_new", spec.varlen ? 3 : 4);
   const Tensor& k = need(args.k, "k", 4);
-  need(args.v_new, "v_new", spec.varlen ? 3 : 4);
-  need(args.v, "v", 4);
+  if (!spec.v_in_k) {
+    need(args.v_new, "v_new", spec.varlen ? 3 : 4);
+    need(args.v, "v", 4);
+  }
   if (!args.slots == !args.append_positions) refuse("either slots or append_positions is needed");
   const std::int64_t entries = spec.varlen ? 1 : k_new.shape[0], rows = k_new.shape[spec.varlen ? 0 : 1];
   const std::int64_t page_size = k.shape[1];
@@ -101,9 +103,12 @@ std::vector<Token> tokens_of(const AttentionSpec& spec, const AttentionArgs& arg
 bool writes_scales(const AttentionSpec& spec) {
   return spec.kv_dtype && spec.kv_scale == KvScale::token_head;
 }
-// Outputs are k, v, the scales that are written, and q_out.
+// Outputs are k and v, of which a spec with v_in_k has k alone, the scales that are written, and q_out.
+std::size_t num_caches(const AttentionSpec& spec) {
+  return spec.v_in_k ? 1 : 2;
+}
 std::size_t output_of_q(const AttentionSpec& spec) {
-  return writes_scales(spec) ? 4 : 2;
+  return (writes_scales(spec) ? 2 : 1) * num_caches(spec);
 }
 
 class Rows {
@@ -111,9 +116,8 @@ class Rows {
   Rows(const Append& append, const Visit& visit)
       : append_(append),
         visit_(visit),
-        dim_(!append.spec.rotary       ? 0
-             : append.spec.rotary->dim ? append.spec.rotary->dim
-                                       : append.spec.head_dim) {
+        dim_(append.spec.rotary ? append.spec.rotary->columns(append.spec.head_dim) : 0),
+        first_(static_cast<std::size_t>(append.spec.rotary ? append.spec.rotary->first : 0)) {
     cosines_.resize(static_cast<std::size_t>(dim_ / 2));
     sines_ = cosines_;
   }
@@ -127,6 +131,7 @@ class Rows {
       for (int head = 0; head < heads; ++head) {
         write({.output = 0, .from = *args.k_new, .rotated = dim_, .cache = *args.k, .scale = args.k_scale},
               token, head);
+        if (append_.spec.v_in_k) continue;
         write({.output = 1, .from = *args.v_new, .rotated = 0, .cache = *args.v, .scale = args.v_scale},
               token, head);
       }
@@ -172,7 +177,7 @@ class Rows {
       case KvScale::token_head: {
         const std::vector<double> values = values_, errors = errors_;
         set_scale();
-        show(kind.output + 2, index(scale), place);
+        show(num_caches(append_.spec) + kind.output, index(scale), place);
         values_ = values;
         errors_ = errors;
         quantise(load_element(scale.data, scale.dtype, index(scale)));
@@ -200,7 +205,7 @@ class Rows {
     }
   }
 
-  // The row before it is rounded. Its first `rotated` columns are rotated.
+  // The row before it is rounded. `rotated` columns of it are rotated.
   void make(const Tensor& from, std::int64_t first, int rotated) {
     const auto dim = static_cast<std::size_t>(from.shape[from.rank - 1]);
     values_.resize(dim);
@@ -210,8 +215,8 @@ class Rows {
     rotated_ = static_cast<std::size_t>(rotated);
     const bool half = append_.spec.rotary && append_.spec.rotary->style == RotaryStyle::half;
     for (int i = 0; i < rotated / 2; ++i) {
-      const auto pair = static_cast<std::size_t>(i), a = half ? pair : 2 * pair,
-                 b = half ? pair + static_cast<std::size_t>(rotated / 2) : 2 * pair + 1;
+      const auto pair = static_cast<std::size_t>(i), a = first_ + (half ? pair : 2 * pair),
+                 b = half ? a + static_cast<std::size_t>(rotated / 2) : a + 1;
       const double x = values_[a], y = values_[b], c = cosines_[pair], s = sines_[pair];
       const bool tables = append_.spec.rotary->tables.has_value();
       const double size = std::abs(x) + std::abs(y);
@@ -228,7 +233,7 @@ class Rows {
     for (std::size_t c = 0; c < values_.size(); ++c)
       errors_[c] = is_rotated(c) ? with_rounding(rounding_of(dtype), values_[c], errors_[c]) : 0;
   }
-  bool is_rotated(std::size_t column) const { return column < rotated_; }
+  bool is_rotated(std::size_t column) const { return column >= first_ && column - first_ < rotated_; }
 
   // The value that the row's scale has.
   void set_scale() {
@@ -278,6 +283,7 @@ class Rows {
   const Append& append_;
   const Visit& visit_;
   const int dim_;
+  const std::size_t first_;              // of the rotated columns
   std::vector<double> cosines_, sines_;  // of the current token
   std::vector<double> values_, errors_;  // of the current row
   std::size_t rotated_ = 0;              // its columns that are
@@ -294,11 +300,10 @@ Oracle append_kv_oracle(const AttentionSpec& spec, const AttentionArgs& args, co
   if (spec.kv_dtype) {
     const int rank = writes_scales(spec) ? 3 : 1;
     need(args.k_scale, "k_scale", rank);
-    need(args.v_scale, "v_scale", rank);
+    if (!spec.v_in_k) need(args.v_scale, "v_scale", rank);
   }
   const std::vector<const char*> of_cache = {"page", "row", "head", "dim"};
-  Oracle oracle{{{"k", sizes_of(*args.k), args.k, of_cache}, {"v", sizes_of(*args.v), args.v, of_cache}},
-                [append](const Visit& visit) {
+  Oracle oracle{{{"k", sizes_of(*args.k), args.k, of_cache}}, [append](const Visit& visit) {
                   Rows rows(append, visit);
                   const std::size_t count = append.tokens.size();
                   const auto heads = static_cast<std::size_t>(
@@ -308,10 +313,11 @@ Oracle append_kv_oracle(const AttentionSpec& spec, const AttentionArgs& args, co
                       append.options.max_rows > 0 ? count / std::max<std::size_t>(most, 1) + 1 : 1;
                   for (std::size_t i = 0; i < count; i += step) rows.run(i);
                 }};
+  if (!spec.v_in_k) oracle.outputs.push_back({"v", sizes_of(*args.v), args.v, of_cache});
   if (writes_scales(spec)) {
     const std::vector<const char*> of_scale = {"page", "row", "head"};
     oracle.outputs.push_back({"k_scale", sizes_of(*args.k_scale), args.k_scale, of_scale});
-    oracle.outputs.push_back({"v_scale", sizes_of(*args.v_scale), args.v_scale, of_scale});
+    if (!spec.v_in_k) oracle.outputs.push_back({"v_scale", sizes_of(*args.v_scale), args.v_scale, of_scale});
   }
   if (spec.rotary && spec.rotary->q) {
     const Tensor& q_out = need(args.q_out, "q_out", spec.varlen ? 3 : 4);

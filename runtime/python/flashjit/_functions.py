@@ -371,9 +371,10 @@ def _cache_fields(rotary, q, kv_scale):
     return fields
 
 
-def append_kv(k, v, k_new, v_new, *, slots=None, append_positions=None, page_table=None, cu_seqlens_q=None, q=None,
-              q_out=None, rotary=None, rotary_positions=None, rotary_cos=None, rotary_sin=None, rotary_base=None,
-              rotary_scale=None, k_scale=None, v_scale=None, kv_scale=None, engine=None, stream=None):  # fmt: skip
+def append_kv(k, v, k_new, v_new=None, *, slots=None, append_positions=None, page_table=None, cu_seqlens_q=None,
+              q=None, q_out=None, rotary=None, rotary_positions=None, rotary_cos=None, rotary_sin=None,
+              rotary_base=None, rotary_scale=None, k_scale=None, v_scale=None, kv_scale=None, head_dim_v=None,
+              engine=None, stream=None):  # fmt: skip
     """Writes the rows k_new and v_new into the caches k and v.
 
     k, v: [batch, seqlen_k, heads_kv, head_dim], or pages [num_pages, page_size, heads_kv, head_dim]. k_new, v_new:
@@ -383,6 +384,7 @@ def append_kv(k, v, k_new, v_new, *, slots=None, append_positions=None, page_tab
 
     rotary: True, a style ("half", "interleaved") or a dict of the spec's fields rotates the keys, and q if it is given.
     Returns the rotated q, q_out or a new tensor, and None without q. k_scale, v_scale: scales of 8-bit caches.
+    head_dim_v, with v None and no v_new: v is the first head_dim_v columns of k, as latent caches (MLA) hold it.
 
     >>> import numpy as np, flashjit
     >>> k, v = np.zeros((1, 8, 2, 64), np.float32), np.zeros((1, 8, 2, 64), np.float32)
@@ -392,6 +394,8 @@ def append_kv(k, v, k_new, v_new, *, slots=None, append_positions=None, page_tab
     [0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
     """
     makes_q = q is not None and q_out is None
+    if head_dim_v is not None:
+        _check_values_in_keys("append_kv", v, head_dim_v, _is_traced(k))
     if _is_traced(k):
         _check_alone("append_kv", None, engine, stream)
         from ._torch_caches import launch_of_torch
@@ -411,21 +415,23 @@ def append_kv(k, v, k_new, v_new, *, slots=None, append_positions=None, page_tab
     paged = page_table is not None
     rank = len(_native.describe(k_new, "k_new")[0])
     cache = functions_of(engine)
-    key = ("append_kv", frozen(rotary), kv_scale, rank, paged, q is not None)
+    key = ("append_kv", frozen(rotary), kv_scale, rank, paged, q is not None, head_dim_v)
     function = cache.get(key)
     if function is None:
         fields = _cache_fields(rotary, q, kv_scale)
         if rank == 3:
             fields["varlen"] = True
+        if head_dim_v is not None:
+            fields["v_in_k"] = True
         maker = Maker("append_kv", "append_kv", engine, (), (), fields, None, (), None)
-        function = _function(cache, key, _APPEND, {}, False, False, maker)
+        function = _function(cache, key, _APPEND, {}, False, False, maker, head_dim_v=head_dim_v)
     _call(function, stream, None, q, k, v, k_new, v_new, slots, append_positions, page_table, cu_seqlens_q, k_scale,
           v_scale, q_out, rotary_positions, rotary_cos, rotary_sin, rotary_base, rotary_scale)  # fmt: skip
     return _native.finished(q, q_out) if makes_q else q_out
 
 
 def copy_kv(k, v, from_slots, to_slots, *, k_from=None, v_from=None, k_scale=None, v_scale=None, k_scale_from=None,
-            v_scale_from=None, engine=None, stream=None):  # fmt: skip
+            v_scale_from=None, head_dim_v=None, engine=None, stream=None):  # fmt: skip
     """Copies rows of the caches k and v to other places of them, as accepted drafts, other pages and beams need.
 
     k, v: [batch, seqlen_k, heads_kv, head_dim], or pages [num_pages, page_size, heads_kv, head_dim]. from_slots,
@@ -434,7 +440,7 @@ def copy_kv(k, v, from_slots, to_slots, *, k_from=None, v_from=None, k_scale=Non
 
     k_scale, v_scale: float32 scales of tokens of 8-bit caches, [..., heads_kv], which are copied with their rows. Scales
     of a tensor or of heads stay out. k_from, v_from, k_scale_from, v_scale_from: other caches that rows are copied from,
-    with pages of any size.
+    with pages of any size. head_dim_v, with v None: v is the first head_dim_v columns of k, as in latent caches (MLA).
 
     >>> import numpy as np, flashjit
     >>> k = np.arange(8, dtype=np.float32).repeat(64).reshape(1, 8, 1, 64)
@@ -443,6 +449,8 @@ def copy_kv(k, v, from_slots, to_slots, *, k_from=None, v_from=None, k_scale=Non
     >>> k[0, :, 0, 0].tolist()
     [0.0, 1.0, 3.0, 5.0, 4.0, 4.0, 6.0, 7.0]
     """
+    if head_dim_v is not None:
+        _check_values_in_keys("copy_kv", v, head_dim_v, _is_traced(k))
     if k_from is None and v_from is None:
         k_from, v_from, k_scale_from, v_scale_from = k, v, k_scale, v_scale
     values = (k, v, k_from, v_from, k_scale, v_scale, k_scale_from, v_scale_from, from_slots, to_slots)
@@ -454,11 +462,13 @@ def copy_kv(k, v, from_slots, to_slots, *, k_from=None, v_from=None, k_scale=Non
         launch_of_torch("copy_kv", _COPY, values, ("k", "v", "k_scale", "v_scale"), (), (), fields, None, ())
         return
     cache = functions_of(engine)
-    key = ("copy_kv", k_scale is None)
+    key = ("copy_kv", k_scale is None, head_dim_v)
     function = cache.get(key)
     if function is None:
+        if head_dim_v is not None:
+            fields["v_in_k"] = True
         maker = Maker("copy_kv", "copy_kv", engine, (), (), fields, None, (), None)
-        function = _function(cache, key, _COPY, {}, False, False, maker)
+        function = _function(cache, key, _COPY, {}, False, False, maker, head_dim_v=head_dim_v)
     _call(function, stream, None, *values)
 
 

@@ -7,7 +7,8 @@
 namespace flashjit::copy_cuda {
 namespace {
 
-constexpr std::string_view fields[] = {"head_dim_v", "deterministic", "kv_dtype", "kv_scale", "config"};
+constexpr std::string_view fields[] = {"head_dim_v", "v_in_k",   "deterministic",
+                                       "kv_dtype",   "kv_scale", "config"};
 constexpr std::string_view choices[] = {"num_warps"};
 
 ConfigAxes axes(const AttentionSpec&, const Target&) {

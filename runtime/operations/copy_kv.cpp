@@ -31,9 +31,9 @@ struct WorkspaceLayout {
       return at;
     };
     v = add(static_cast<std::size_t>(spec.head_dim) * element);
-    k_scale = add(static_cast<std::size_t>(spec.head_dim_v) * element);
+    k_scale = add(spec.v_in_k ? 0 : static_cast<std::size_t>(spec.head_dim_v) * element);
     v_scale = add(moves_scales(spec) ? sizeof(float) : 0);
-    bytes = add(moves_scales(spec) ? sizeof(float) : 0);
+    bytes = add(moves_scales(spec) && !spec.v_in_k ? sizeof(float) : 0);
   }
 };
 
@@ -59,11 +59,9 @@ struct CopyKv {
             spec, device, args);
     require_shape("k", *args.k, 2, args.k_from->shape[2], "k_from's heads");
     require_distinct_rows("k", *args.k);
-    require_distinct_rows("v", *args.v);
-    if (moves_scales(spec)) {
-      require_distinct_rows("k_scale", *args.k_scale);
-      require_distinct_rows("v_scale", *args.v_scale);
-    }
+    if (args.v) require_distinct_rows("v", *args.v);
+    if (args.k_scale) require_distinct_rows("k_scale", *args.k_scale);
+    if (args.v_scale) require_distinct_rows("v_scale", *args.v_scale);
     p.heads = static_cast<device::u32>(args.k->shape[2]);
 
     const Tensor& from = require<&AttentionArgs::from_slots>(spec, args, device);
@@ -78,7 +76,7 @@ struct CopyKv {
     p.from.slots = static_cast<const device::i64*>(from.data);
     p.to.slots = static_cast<const device::i64*>(to.data);
 
-    checked.params.within = is_within(spec, args);
+    checked.params.within = is_within(args);
     checked.shape = {.batch = 1,
                      .seqlen_q = p.rows,
                      .seqlen_k = static_cast<int>(std::min<std::int64_t>(args.k->shape[1], longest_sequence)),
@@ -104,8 +102,8 @@ struct CopyKv {
       const int bytes = dim * element;
       return bytes / (bytes % 16 == 0 ? 16 : 8);
     };
-    const std::int64_t items =
-        std::int64_t{params.copy.heads} * std::max(pieces(spec.head_dim), pieces(spec.head_dim_v));
+    const std::int64_t items = std::int64_t{params.copy.heads} *
+                               std::max(pieces(spec.head_dim), spec.v_in_k ? 0 : pieces(spec.head_dim_v));
     const std::int64_t threads = kernel.config.num_warps * 32, most_blocks = std::numeric_limits<int>::max();
     const auto all = product_of({params.copy.rows, items});
     if (!all || *all > most_blocks * threads || !product_of({*all, items}))
@@ -123,7 +121,7 @@ struct CopyKv {
   static void plan_cpu(const PlannedKernel& kernel, const Params& params, void* workspace, Launch& launch) {
     const AttentionSpec& spec = kernel.spec;
     constexpr std::int64_t worthwhile = 1 << 17;  // elements that take some 10 us
-    const std::int64_t elements = std::int64_t{params.copy.heads} * (spec.head_dim + spec.head_dim_v);
+    const std::int64_t elements = std::int64_t{params.copy.heads} * spec.cached_columns();
     const std::int64_t least = std::max<std::int64_t>(1, worthwhile / elements);  // rows of a piece
     for_each_step(params, spec, workspace, [&](const char* function, const device::CopyParams& of_step) {
       StepLaunch& step = add_step(kernel, launch, function);
@@ -177,13 +175,9 @@ struct CopyKv {
   static device::CopiedRows check_caches(const AttentionSpec& spec, Device device,
                                          const AttentionArgs& args) {
     constexpr const char *k_name = argument_of(k_member).name, *v_name = argument_of(v_member).name;
-    const Tensor &k = require<k_member>(spec, args, device), &v = require<v_member>(spec, args, device);
+    const Tensor& k = require<k_member>(spec, args, device);
     require_shape(k_name, k, 3, spec.head_dim, "the spec's head_dim");
-    require_shape(v_name, v, 3, spec.head_dim_v, "the spec's head_dim_v");
-    const bool is_source = k_member != &AttentionArgs::k;
-    for (int i = 0; i < 3; ++i) require_shape(v_name, v, i, k.shape[i], is_source ? "as k_from" : "as k");
     require_alignment(k_name, k);
-    require_alignment(v_name, v);
     // Slots times the rows of a page are what Divisor divides rightly.
     if (const auto most = product_of({k.shape[0], k.shape[1], k.shape[1]}); !most)
       refuse_argument(k_name, " has shape ", shape_text(k), ": more rows than a launch can number");
@@ -191,30 +185,38 @@ struct CopyKv {
       refuse_argument(k_name, " has shape ", shape_text(k), ": more heads than a launch can number");
     device::CopiedRows rows{};
     rows.k = view(k);
-    rows.v = view(v);
     rows.num_slots = k.shape[0] * k.shape[1];
     rows.page_size = divisor_of(k.shape[1]);
+    const auto require_as_k = [&](const char* name, const Tensor& t) {
+      const bool is_source = k_member != &AttentionArgs::k;
+      for (int i = 0; i < 3; ++i) require_shape(name, t, i, k.shape[i], is_source ? "as k_from" : "as k");
+    };
+    if (!spec.v_in_k) {
+      const Tensor& v = require<v_member>(spec, args, device);
+      require_shape(v_name, v, 3, spec.head_dim_v, "the spec's head_dim_v");
+      require_as_k(v_name, v);
+      require_alignment(v_name, v);
+      rows.v = view(v);
+    }
     if (!moves_scales(spec)) return rows;
     const auto check_scales = [&](const char* name, const Tensor& t) -> device::KvScales {
-      for (int i = 0; i < 3; ++i) require_shape(name, t, i, k.shape[i], is_source ? "as k_from" : "as k");
+      require_as_k(name, t);
       require_address(name, t, sizeof(float));
       return {static_cast<const float*>(t.data), stride(t, 0), stride(t, 1), stride(t, 2)};
     };
     rows.k_scale =
         check_scales(argument_of(k_scale_member).name, require<k_scale_member>(spec, args, device));
-    rows.v_scale =
-        check_scales(argument_of(v_scale_member).name, require<v_scale_member>(spec, args, device));
+    if (!spec.v_in_k)
+      rows.v_scale =
+          check_scales(argument_of(v_scale_member).name, require<v_scale_member>(spec, args, device));
     return rows;
   }
 
-  static bool is_within(const AttentionSpec& spec, const AttentionArgs& args) {
-    const auto any_shares = [&](const Tensor& source) {
-      return share_addresses(source, *args.k) || share_addresses(source, *args.v) ||
-             (moves_scales(spec) &&
-              (share_addresses(source, *args.k_scale) || share_addresses(source, *args.v_scale)));
-    };
-    return any_shares(*args.k_from) || any_shares(*args.v_from) ||
-           (moves_scales(spec) && (any_shares(*args.k_scale_from) || any_shares(*args.v_scale_from)));
+  static bool is_within(const AttentionArgs& args) {
+    for (const auto& source : {args.k_from, args.v_from, args.k_scale_from, args.v_scale_from})
+      for (const auto& cache : {args.k, args.v, args.k_scale, args.v_scale})
+        if (source && cache && share_addresses(*source, *cache)) return true;
+    return false;
   }
 };
 

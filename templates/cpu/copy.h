@@ -10,6 +10,7 @@ namespace flashjit::device {
 struct CopyCpuSpec {
   using kv_dtype = void;
   static constexpr KvScale kv_scale = KvScale::tensor;
+  static constexpr bool v_in_k = false;
 };
 
 template <class Spec>
@@ -30,12 +31,12 @@ struct Copy {
  private:
   FLASHJIT_FN void move(RowPlace from, RowPlace to) const {
     for (u32 head = 0; head < p.heads; ++head) {
+      constexpr bool moves_scales = Spec::kv_scale == KvScale::token_head;
       copy<Spec::head_dim>(element(p.from.k, from, head), element(p.to.k, to, head));
+      if constexpr (moves_scales) scale(p.to.k_scale, to, head) = scale(p.from.k_scale, from, head);
+      if constexpr (Spec::v_in_k) continue;
       copy<Spec::head_dim_v>(element(p.from.v, from, head), element(p.to.v, to, head));
-      if constexpr (Spec::kv_scale == KvScale::token_head) {
-        scale(p.to.k_scale, to, head) = scale(p.from.k_scale, from, head);
-        scale(p.to.v_scale, to, head) = scale(p.from.v_scale, from, head);
-      }
+      if constexpr (moves_scales) scale(p.to.v_scale, to, head) = scale(p.from.v_scale, from, head);
     }
   }
   // The bits of a row, in pieces of 32 and of 8 bytes: rows are no shorter than 8 elements.

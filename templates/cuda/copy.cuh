@@ -11,6 +11,7 @@ namespace flashjit::device {
 struct CopyCudaSpec {
   using kv_dtype = void;
   static constexpr KvScale kv_scale = KvScale::tensor;
+  static constexpr bool v_in_k = false;
 };
 
 template <class Spec, class Config>
@@ -26,10 +27,11 @@ class Copy {
   };
   using OfK = Pieces<Spec::head_dim>;
   using OfV = Pieces<Spec::head_dim_v>;
+  static constexpr bool moves_scales = Spec::kv_scale == KvScale::token_head, has_values = !Spec::v_in_k;
 
  public:
   // Of a row of one head.
-  static constexpr u32 items = max(OfK::count, OfV::count);
+  static constexpr u32 items = has_values ? max(OfK::count, OfV::count) : OfK::count;
 
   FLASHJIT_FN static void run(const CudaCopyParams& p) {
     griddepcontrol_launch_dependents();
@@ -51,18 +53,18 @@ class Copy {
  private:
   // All loads are in flight before the first store.
   FLASHJIT_FN static void move(const CudaCopyParams& p, RowPlace from, RowPlace to, u32 head, int item) {
-    const bool has_k = item < OfK::count, has_v = item < OfV::count;
+    const bool has_k = item < OfK::count, has_v = has_values && item < OfV::count;
     typename OfK::Piece k;
     typename OfV::Piece v;
     const int column_k = item * OfK::columns, column_v = item * OfV::columns;
     if (has_k) k.load(element(p.from.k, from, head) + column_k);
     if (has_v) v.load(element(p.from.v, from, head) + column_v);
-    if constexpr (Spec::kv_scale == KvScale::token_head)
-      if (item == 0) {
-        const float k_scale = scale(p.from.k_scale, from, head), v_scale = scale(p.from.v_scale, from, head);
-        scale(p.to.k_scale, to, head) = k_scale;
-        scale(p.to.v_scale, to, head) = v_scale;
-      }
+    if (moves_scales && item == 0) {
+      const float k_scale = scale(p.from.k_scale, from, head),
+                  v_scale = has_values ? scale(p.from.v_scale, from, head) : 0;
+      scale(p.to.k_scale, to, head) = k_scale;
+      if (has_values) scale(p.to.v_scale, to, head) = v_scale;
+    }
     if (has_k) k.store(element(p.to.k, to, head) + column_k);
     if (has_v) v.store(element(p.to.v, to, head) + column_v);
   }

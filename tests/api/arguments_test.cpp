@@ -83,7 +83,7 @@ TEST(Arguments, ValuesInKeys) {
     AttentionSpec::from_json(
         R"({"op": "forward", "dtype": "bf16", "head_dim": 16, "head_dim_v": 24, "v_in_k": true})");
   });
-  for (const char* op : {"copy_kv", "merge", "backward"})
+  for (const char* op : {"merge", "backward"})
     expect_error(ErrorCode::unsupported, {"v_in_k", op}, [&] {
       AttentionSpec::from_json(R"({"op": ")" + std::string(op) +
                                R"(", "dtype": "bf16", "head_dim": 16, "v_in_k": true})");

@@ -23,6 +23,10 @@ struct Storing : Spec {
   static constexpr device::KvScale kv_scale =
       scale == KvScale::token_head ? device::KvScale::token_head : device::KvScale::tensor;
 };
+template <class Spec>
+struct Latent : Spec {
+  static constexpr bool v_in_k = true;
+};
 template <int num_warps_>
 struct ConfigOf {
   static constexpr int num_warps = num_warps_;
@@ -37,6 +41,7 @@ class CopyOnGpu : public testing::Test {
   void expect(CopyCase c) {
     c.head_dim = Spec::head_dim;
     c.head_dim_v = Spec::head_dim_v;
+    c.v_in_k = Spec::v_in_k;
     c.dtype = std::is_same_v<typename Spec::Element, device::bf16> ? DType::bf16 : DType::fp32;
     if constexpr (!std::is_void_v<typename Spec::kv_dtype>) {
       c.kv_dtype = DType::fp8_e4m3;
@@ -84,6 +89,8 @@ TEST_F(CopyOnGpu, RowsOfAnyWidth) {
       expect<Storing<SpecOf<bf16, 128, 64>, fp8_e4m3, KvScale::tensor>, 4>(c);
       expect<Storing<SpecOf<bf16, 24, 40>, fp8_e4m3, KvScale::token_head>, 2>(c);
       expect<Storing<SpecOf<bf16, 576, 512>, fp8_e4m3, KvScale::token_head>, 4>(c);
+      expect<Latent<SpecOf<bf16, 72, 40>>, 4>(c);
+      expect<Latent<Storing<SpecOf<bf16, 576, 512>, fp8_e4m3, KvScale::token_head>>, 4>(c);
     }
 }
 

@@ -69,6 +69,23 @@ TEST_P(CopyKv, HeadDimsAndDTypes) {
         }
 }
 
+// Latent caches have no V.
+TEST_P(CopyKv, LatentCaches) {
+  for (const From from : everywhere)
+    for (const std::optional<DType> kv_dtype : {std::optional<DType>(), std::optional(DType::fp8_e4m3)})
+      for (const KvScale kv_scale : {KvScale::tensor, KvScale::token_head}) {
+        if (!kv_dtype && kv_scale != KvScale::tensor) continue;
+        EXPECT_TRUE(computes({.page_size = 64,
+                              .heads = 1,
+                              .head_dim = 576,
+                              .head_dim_v = 512,
+                              .kv_dtype = kv_dtype,
+                              .kv_scale = kv_scale,
+                              .v_in_k = true,
+                              .from = from}));
+      }
+}
+
 TEST_P(CopyKv, Layouts) {
   constexpr MemoryLayout layouts[] = {MemoryLayout::heads_first, MemoryLayout::batch_inside,
                                       MemoryLayout::padded, MemoryLayout::sliced_heads, MemoryLayout::odd};

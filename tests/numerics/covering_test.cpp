@@ -71,6 +71,7 @@ CopyCase copy_of(const FeatureCase& of) {
           .dtype = of.spec.dtype,
           .kv_dtype = of.spec.kv_dtype,
           .kv_scale = of.spec.kv_scale.value_or(KvScale::tensor),
+          .v_in_k = of.spec.v_in_k,
           .from = of.in_place ? CopyCase::From::themselves : CopyCase::From::others,
           .seed = static_cast<unsigned>(of.seed)};
 }

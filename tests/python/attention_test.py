@@ -338,6 +338,9 @@ class Others(unittest.TestCase):
         np.testing.assert_array_equal(cache[..., 40:], k)
         np.testing.assert_array_equal(turned[..., 40:], wanted)
 
+        flashjit.copy_kv(cache, None, np.array([4]), np.array([0]), head_dim_v=40)
+        np.testing.assert_array_equal(cache[0, 0], cache[0, 4])
+        cache[0, 0] = 0
         o = flashjit.decode(turned, cache, head_dim_v=40, seqlens_k=np.array([6], np.int32), mask="causal")
         both, out = np.zeros_like(cache), np.empty_like(q)
         at_once = flashjit.decode(

@@ -33,6 +33,7 @@ struct CopyCase {
   DType dtype = DType::bf16;
   std::optional<DType> kv_dtype = {};
   KvScale kv_scale = KvScale::tensor;
+  bool v_in_k = false;  // there is no V
   From from = From::others;
   MemoryLayout layout = MemoryLayout::contiguous, from_layout = MemoryLayout::contiguous;
   bool wild = true;  // some slots are outside the caches
@@ -43,6 +44,7 @@ struct CopyCase {
         .op = Operation::copy_kv, .dtype = dtype, .head_dim = head_dim, .head_dim_v = head_dim_v};
     spec.kv_dtype = kv_dtype;
     if (kv_dtype) spec.kv_scale = kv_scale;
+    spec.v_in_k = v_in_k;
     return spec.validated();
   }
   Shape shape() const {
@@ -127,14 +129,14 @@ class CopyProblem {
                                                                            {&k_scale_from_, "k_scale_from"},
                                                                            {&v_scale_from_, "v_scale_from"}};
     for (std::size_t i = 0; i < named.size(); ++i)
-      if (auto untouched = named[i].first->was_not_touched(named[i].second, i < (moves_scales() ? 4u : 2u));
-          !untouched)
+      if (auto untouched = named[i].first->was_not_touched(named[i].second, is_written(i)); !untouched)
         return untouched << case_.str();
     workspace_.download();
     if (auto untouched = workspace_.was_not_touched("workspace", case_.from != From::others); !untouched)
       return untouched << case_.str();
     copied_ = 0;
-    for (std::size_t i = 0; i < (moves_scales() ? 4u : 2u); ++i) {
+    for (std::size_t i = 0; i < 4; ++i) {
+      if (!is_written(i)) continue;
       std::vector<std::byte> expected = before_[i], now = caches()[i]->elements();
       const std::vector<std::byte>& sources = case_.from == From::others ? before_[i + 4] : before_[i];
       const std::size_t row = row_bytes(i);
@@ -184,6 +186,10 @@ class CopyProblem {
 
   DType cache_dtype() const { return case_.kv_dtype.value_or(case_.dtype); }
   bool moves_scales() const { return case_.kv_dtype && case_.kv_scale == KvScale::token_head; }
+  // Of caches().
+  bool is_written(std::size_t cache) const {
+    return cache < (moves_scales() ? 4u : 2u) && (cache % 2 == 0 || !case_.v_in_k);
+  }
   static TensorShape list(std::int64_t size) { return {.rank = 1, .shape = {size}, .strides = {1}}; }
   TensorShape of_cache(std::int64_t dim) const {
     return arrange(case_.layout, {case_.pages, case_.page_size, case_.heads, dim},
@@ -252,14 +258,18 @@ class CopyProblem {
   }
   void make_args() {
     args_.k = k_.on_device();
-    args_.v = v_.on_device();
     args_.k_from = source(k_, k_from_);
-    args_.v_from = source(v_, v_from_);
     if (moves_scales()) {
       args_.k_scale = scales(k_scale_.on_device());
-      args_.v_scale = scales(v_scale_.on_device());
       args_.k_scale_from = scales(source(k_scale_, k_scale_from_));
-      args_.v_scale_from = scales(source(v_scale_, v_scale_from_));
+    }
+    if (!case_.v_in_k) {
+      args_.v = v_.on_device();
+      args_.v_from = source(v_, v_from_);
+      if (moves_scales()) {
+        args_.v_scale = scales(v_scale_.on_device());
+        args_.v_scale_from = scales(source(v_scale_, v_scale_from_));
+      }
     }
     args_.from_slots = from_slots_.on_device();
     args_.to_slots = to_slots_.on_device();

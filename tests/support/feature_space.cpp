@@ -214,7 +214,7 @@ void FeatureSpace::add_keys() {
 
 void FeatureSpace::add_append() {
   add_flag("append", &AttentionSpec::append);
-  if (info_of(op_).appends == When::always) add_flag("v_in_k", &AttentionSpec::v_in_k);
+  if (info_of(op_).appends == When::always || info_of(op_).copies) add_flag("v_in_k", &AttentionSpec::v_in_k);
   if (info_of(op_).copies)
     add("sources", {{"other caches", do_nothing}, {"k and v", [](FeatureCase& c) { c.in_place = true; }}});
   if (!has("rotary")) return;

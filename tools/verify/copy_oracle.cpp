@@ -53,10 +53,11 @@ Oracle copy_kv_oracle(const AttentionSpec& spec, const AttentionArgs& args, cons
                      need(from, source, t.rank)});
   };
   add("k", args.k, "k_from", args.k_from, {"page", "row", "head", "dim"});
-  add("v", args.v, "v_from", args.v_from, {"page", "row", "head", "dim"});
+  if (!spec.v_in_k) add("v", args.v, "v_from", args.v_from, {"page", "row", "head", "dim"});
   if (spec.kv_dtype && spec.kv_scale == KvScale::token_head) {
     add("k_scale", args.k_scale, "k_scale_from", args.k_scale_from, {"page", "row", "head"});
-    add("v_scale", args.v_scale, "v_scale_from", args.v_scale_from, {"page", "row", "head"});
+    if (!spec.v_in_k)
+      add("v_scale", args.v_scale, "v_scale_from", args.v_scale_from, {"page", "row", "head"});
   }
   Oracle oracle;
   for (const Pair& pair : pairs) oracle.outputs.push_back(pair.output);

@@ -83,9 +83,6 @@ void check_v_in_k(const AttentionSpec& spec) {
     invalid("v_in_k makes v the first head_dim_v columns of k, and head_dim_v " +
             std::to_string(spec.head_dim_v) + " is more than head_dim " + std::to_string(spec.head_dim) +
             "; " + std::to_string(spec.head_dim) + " or less would work");
-  if (spec.kv_dtype)
-    throw Error(ErrorCode::unsupported, std::string("kv_dtype ") + to_string(*spec.kv_dtype) +
-                                            " is not supported with v_in_k; leaving either out would work");
 }
 
 // A launch with offsets knows its own lengths, not those of the whole.

@@ -349,6 +349,9 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
 }
 
 std::string refusal(const AttentionSpec& spec) {
+  if (spec.v_in_k && spec.kv_dtype)
+    return "8-bit keys with v_in_k are not supported by a forward on sm_90a; a decode, or keys of the spec's "
+           "dtype, would work there, and 8-bit ones on CPUs";
   if (!has_wide_heads(spec) || !spec.kv_dtype) return {};
   return "8-bit keys beside a head_dim or head_dim_v of more than 256 are not supported on sm_90a; keys and "
          "values of the spec's dtype would work there, and 8-bit ones on CPUs";

@@ -37,8 +37,8 @@ device::KvScales check(const AttentionSpec& spec, Device device, const Attention
 std::optional<CheckedKvScales> check_kv_scales(const AttentionSpec& spec, Device device,
                                                const AttentionArgs& args) {
   if (!spec.kv_dtype) return {};
-  return CheckedKvScales{check<&AttentionArgs::k_scale>(spec, device, args, *args.k),
-                         check<&AttentionArgs::v_scale>(spec, device, args, *args.k)};
+  const device::KvScales k = check<&AttentionArgs::k_scale>(spec, device, args, *args.k);
+  return CheckedKvScales{k, spec.v_in_k ? k : check<&AttentionArgs::v_scale>(spec, device, args, *args.k)};
 }
 
 }  // namespace flashjit

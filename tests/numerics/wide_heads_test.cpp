@@ -71,6 +71,12 @@ TEST_P(WideHeads, Decode) {
               .seqlen_q = 2,
               .page_size = 64},
              ++place);
+    if (dim_v <= dim)
+      expect({.spec = spec({CausalMask{}}, {.paged = true, .v_in_k = true, .kv_dtype = DType::fp8_e4m3}),
+              .heads_q = 16,
+              .seqlen_q = 2,
+              .page_size = 64},
+             ++place);
     expect({.spec = spec({SlidingWindowMask{}}, {.batch_invariant = true}),
             .heads_q = 6,
             .heads_kv = 2,

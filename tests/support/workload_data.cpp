@@ -61,8 +61,9 @@ void Workload::fill() {
   if (case_.spec.kv_dtype)
     for (const TensorMember member :
          {TensorMember(&AttentionArgs::k_scale), TensorMember(&AttentionArgs::v_scale)})
-      fill_scales(tensor(member).on_host(), 1 / stored,
-                  member == &AttentionArgs::v_scale && case_.spec.kv_scale == KvScale::token_head);
+      if (tensors_[&argument_of(member) - arguments])
+        fill_scales(tensor(member).on_host(), 1 / stored,
+                    member == &AttentionArgs::v_scale && case_.spec.kv_scale == KvScale::token_head);
   if (case_.spec.sink_logits) {
     // Above and below what rows' sums usually are.
     const Tensor sinks = tensor(&AttentionArgs::sink_logits).on_host();
@@ -232,6 +233,7 @@ std::vector<Tensor> Workload::of_keys() {
   if (case_.spec.kv_scale != KvScale::token_head) return all;
   for (const TensorMember member :
        {TensorMember(&AttentionArgs::k_scale), TensorMember(&AttentionArgs::v_scale)}) {
+    if (!tensors_[&argument_of(member) - arguments]) continue;
     Tensor scales = tensor(member).on_host();
     scales.shape[scales.rank] = scales.strides[scales.rank] = 1;
     ++scales.rank;

@@ -156,7 +156,7 @@ class Worker {
     value_scale_.assign(keys_, 0.0);
     const Sequence& s = layout_.sequences[task.sequence];
     for (int key = 0; key < s.seqlen_k; ++key)
-      if (key_kept_[key]) value_scale_[key] = std::abs(kv_scale(args_.v_scale, s, key, task.head));
+      if (key_kept_[key]) value_scale_[key] = std::abs(kv_scale(value_scales(), s, key, task.head));
   }
 
   // most(key): what the key's weight can be.
@@ -214,6 +214,7 @@ class Worker {
     }
   }
 
+  const std::optional<Tensor>& value_scales() const { return spec_.v_in_k ? args_.k_scale : args_.v_scale; }
   // The factor of a key's stored values.
   double kv_scale(const std::optional<Tensor>& scales, const Sequence& s, int key, int head) const {
     if (!spec_.kv_dtype) return 1;
@@ -366,7 +367,7 @@ class Worker {
     for (int j = 0; j < count; ++j) {
       if (!key_kept_[begin + j]) continue;
       const auto at = layout_.key_index(layout_.v, s, begin + j, task.head);
-      const double scale = kv_scale(args_.v_scale, s, begin + j, task.head);
+      const double scale = kv_scale(value_scales(), s, begin + j, task.head);
       for (int c = 0; c < layout_.head_dim_v; ++c) {
         v_[static_cast<std::size_t>(j) * columns_ + c] =
             scale * load_element(layout_.v.data, layout_.v.dtype, at + c);

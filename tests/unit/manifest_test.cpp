@@ -9,6 +9,7 @@
 #include <set>
 
 #include "codegen/base/error.hpp"
+#include "codegen/families/kernel_family.hpp"
 #include "codegen/families/search_space.hpp"
 #include "tools/manifest/manifest.hpp"
 #include "tools/manifest/models.hpp"
@@ -150,6 +151,50 @@ TEST(Manifest, UsesOfAModel) {
   EXPECT_THAT(refusal(R"({"kernels": [{"model": "sdxl", "use": ["serve"]}]})"), HasSubstr("keeps no cache"));
 }
 
+// Prompts expand keys and values, caches are latent.
+TEST(Manifest, LatentCachesOfAModel) {
+  for (const auto& [name, heads] : {std::pair{"deepseek-v3", 128}, {"kimi-k2", 64}, {"glm-5", 64}}) {
+    const auto items =
+        parse_manifest(R"({"kernels": [{"model": ")" + std::string(name) + R"(", "use": ["serve"]}]})");
+    std::map<Operation, int> latent;
+    int eight_bits = 0;
+    for (const ManifestItem& item : items) {
+      const AttentionSpec& spec = item.spec;
+      const bool of_cache = spec.op != Operation::forward || spec.paged;
+      EXPECT_EQ(spec.v_in_k, of_cache) << spec.to_json();
+      EXPECT_EQ(item.optional, spec.kv_dtype.has_value()) << spec.to_json();
+      eight_bits += item.optional;
+      for (const Shape& shape : item.shapes) EXPECT_EQ(shape.num_heads_q, heads);
+      if (!of_cache) continue;
+      ++latent[spec.op];
+      EXPECT_EQ(std::pair(spec.head_dim, spec.head_dim_v), std::pair(576, 512));
+      EXPECT_EQ(spec.kv_scale, std::nullopt) << "one scale, if any";
+      for (const Shape& shape : item.shapes)
+        EXPECT_EQ(std::pair(shape.num_heads_kv, shape.page_size), std::pair(1, 64));
+      if (spec.rotary) {
+        EXPECT_EQ(std::pair(spec.rotary->first, spec.rotary->style),
+                  std::pair(512, RotaryStyle::interleaved));
+      }
+      // Every target has kernels for caches of q's dtype, or the use's name would be an error there.
+      const bool moves = spec.op == Operation::append_kv || spec.op == Operation::copy_kv;
+      for (const auto& [target, has_kernel] :
+           {std::pair{"sm_80", moves}, {"sm_90a", moves || !item.optional}, {"x86-64-v3", true}})
+        if (has_kernel) {
+          EXPECT_EQ(why_unsupported(spec, Target::parse(target)), "");
+        }
+    }
+    EXPECT_EQ(latent, (std::map<Operation, int>{{Operation::forward, 16},
+                                                {Operation::decode, 48},
+                                                {Operation::append_kv, 32},
+                                                {Operation::copy_kv, 4}}));
+    EXPECT_EQ(eight_bits, 50);
+  }
+  // Of what is named nothing is left out.
+  for (const ManifestItem& item :
+       parse_manifest(R"({"kernels": [{"model": "deepseek-v3", "use": ["serve"], "kv_dtype": "fp8_e4m3"}]})"))
+    EXPECT_FALSE(item.optional);
+}
+
 TEST(Manifest, AModelIsBothTypesLengthsAndOutputs) {
   for (const Model& model : models()) {
     for (const Operation op : {Operation::forward, Operation::backward}) {
@@ -159,7 +204,8 @@ TEST(Manifest, AModelIsBothTypesLengthsAndOutputs) {
         EXPECT_EQ(spec.op, op);
         EXPECT_EQ(spec.mask.empty(), !model.causal);
         for (const char* target : {"sm_90a", "sm_80", "x86-64-v4"})
-          if (has_kernels(op, target)) {
+          if (has_kernels(op, target) &&
+              (model.head_dim <= 256 || why_unsupported(spec, Target::parse(target)).empty())) {
             EXPECT_FALSE(search_space(spec, Target::parse(target)).empty()) << model.name;
           }
       }
@@ -266,8 +312,9 @@ TEST(Manifest, HeuristicConfigsAreThoseOfEveryShape) {
       const Target target = Target::parse(name);
       const Operation op =
           has_kernels(Operation::backward, name) && random() % 2 ? Operation::backward : Operation::forward;
-      const bool decodes = model.has_cache && random() % 2;
+      const bool decodes = model.cached.head_dim > 0 && random() % 2;
       const AttentionSpec spec = specs_of(model, {decodes ? Operation::decode : op})[random() % 4];
+      if (spec.head_dim > 256 && !why_unsupported(spec, target).empty()) continue;
       const std::vector<KernelConfig> configs = heuristic_configs(spec, target);
       EXPECT_LE(configs.size(), 8u);
       for (int i = 0; i < 100; ++i) {

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "codegen/base/suggest.hpp"
+#include "codegen/families/kernel_family.hpp"
 #include "codegen/spec/mask_rules.hpp"
 #include "tools/command/progress.hpp"
 #include "tools/manifest/models.hpp"
@@ -131,6 +132,16 @@ std::vector<ManifestItem> read_manifest(const std::string& argument, const Model
       argument,
       "MANIFEST is a file, '-' for standard input, the JSON text itself, or a model: " + model_names(),
       [](const std::string& text) { return parse_manifest(text); });
+}
+
+std::vector<ManifestItem> for_target(std::vector<ManifestItem> items, const Target& target) {
+  std::erase_if(items, [&](const ManifestItem& item) {
+    const std::string why = item.optional ? why_unsupported(item.spec, target) : "";
+    if (!why.empty())
+      tell_progress("flashjit: left out for " + target.str() + ": " + item.spec.to_json() + ": " + why);
+    return !why.empty();
+  });
+  return items;
 }
 
 void ShapeOptions::add(const Arguments& app) {

@@ -33,6 +33,8 @@ struct ModelOptions {
 // Throws invalid_argument if the file cannot be read or is no manifest, or if options for a model are given
 // beside something else; invalid_spec for a bad spec in it.
 std::vector<ManifestItem> read_manifest(const std::string& argument, const ModelOptions& model);
+// Takes away the optional items that have no kernels for the target. stderr says which, and why.
+std::vector<ManifestItem> for_target(std::vector<ManifestItem> items, const Target& target);
 
 struct ShapeOptions {
   int batch = 1;

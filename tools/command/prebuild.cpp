@@ -79,7 +79,7 @@ Plan make_plan(const PrebuildOptions& options) {
   std::set<std::string> seen_records;
   for (const std::string& name : options.targets) {
     const Target target = Target::parse(name);
-    for (const ManifestItem& item : items) {
+    for (const ManifestItem& item : for_target(items, target)) {
       std::vector<KernelConfig> configs;
       if (item.any_shape) {
         configs = heuristic_configs(item.spec, target);

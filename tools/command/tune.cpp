@@ -160,13 +160,14 @@ void print_table(const std::vector<TunedShape>& shapes) {
 }
 
 int run(const TuneVerbOptions& options) {
-  const std::vector<ManifestItem> items = read_manifest(options.manifest, options.model);
+  std::vector<ManifestItem> items = read_manifest(options.manifest, options.model);
   const double budget = parse_budget(options.budget);
   std::optional<Engine> engine(std::in_place, options.device.engine());
   const Target target = engine->target();
   const std::string device = device_model(engine->device());
   const std::optional<Peak> peak = peak_of(*engine, options.device.num_threads);
   engine.reset();
+  items = for_target(std::move(items), target);
 
   std::vector<TunedShape> shapes;
   std::vector<std::vector<Rejection>> rejected;  // of each item

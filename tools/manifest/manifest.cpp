@@ -82,7 +82,7 @@ std::vector<std::size_t> read_words(const std::string& where, const Json& list, 
 }
 
 // "use", "ops", "kv_dtype", "kv_scale" and "tree" of a model: what it is prebuilt for.
-std::vector<ModelUse> read_uses(const std::string& where, const Json& entry) {
+std::vector<ModelUse> read_uses(const std::string& where, const Json& entry, const Model& model) {
   std::vector<std::string_view> known;
   std::string of_caches;
   for (const OperationInfo& op : operation_table) {
@@ -119,7 +119,7 @@ std::vector<ModelUse> read_uses(const std::string& where, const Json& entry) {
       serves |= purpose == Purpose::serve;
       std::vector<ModelCache> caches;
       if (names_cache) caches.push_back({cache.kv_dtype, cache.kv_scale});
-      for (const ModelUse& use : uses_for(purpose, caches, tree)) uses.push_back(use);
+      for (const ModelUse& use : uses_for(model, purpose, caches, tree)) uses.push_back(use);
     }
     if ((names_cache || tree) && !serves)
       refuse(where, std::string("has ") + (tree ? "tree" : "kv_dtype") +
@@ -152,26 +152,28 @@ std::vector<ModelUse> read_uses(const std::string& where, const Json& entry) {
   return uses;
 }
 
-void add_model(const std::string& where, std::string_view name, const std::vector<ModelUse>& uses,
-               std::vector<ManifestItem>& items) {
-  const std::size_t before = items.size();
+const Model& model_named(const std::string& where, std::string_view name) {
   std::vector<std::string_view> names;
   for (const Model& model : models()) {
+    if (model.name == name) return model;
     names.push_back(model.name);
-    if (model.name != name) continue;
-    for (const ModelUse& use : uses) try {
-        for (AttentionSpec& spec : specs_of(model, use)) {
-          // Two uses may share kernels.
-          if (std::none_of(items.begin() + static_cast<std::ptrdiff_t>(before), items.end(),
-                           [&](const ManifestItem& item) { return item.spec == spec; }))
-            items.push_back({std::move(spec), shapes_of(model, use.op), true});
-        }
-      } catch (const Error& error) {
-        refuse(where, error.message());
-      }
-    return;
   }
   refuse(where, in_quotes(name) + " is not a known model; known: " + or_meant(name, names));
+}
+
+void add_model(const std::string& where, const Model& model, const std::vector<ModelUse>& uses,
+               std::vector<ManifestItem>& items) {
+  const std::size_t before = items.size();
+  for (const ModelUse& use : uses) try {
+      for (AttentionSpec& spec : specs_of(model, use)) {
+        // Two uses may share kernels.
+        if (std::none_of(items.begin() + static_cast<std::ptrdiff_t>(before), items.end(),
+                         [&](const ManifestItem& item) { return item.spec == spec; }))
+          items.push_back({std::move(spec), shapes_of(model, use), true, use.optional});
+      }
+    } catch (const Error& error) {
+      refuse(where, error.message());
+    }
 }
 
 void add_spec(const Json& json, std::vector<Shape> shapes, std::vector<ManifestItem>& items) {
@@ -188,8 +190,8 @@ void add_entry(const std::string& where, const Json& entry, std::vector<Manifest
   if (entry.contains("model")) {
     if (entry.contains("shapes")) refuse(where, "has shapes beside a model, which has its own");
     if (!entry["model"].is_string()) refuse(where + ".model", "is not a name");
-    return add_model(where + ".model", entry["model"].get_ref<const std::string&>(), read_uses(where, entry),
-                     items);
+    const Model& model = model_named(where + ".model", entry["model"].get_ref<const std::string&>());
+    return add_model(where + ".model", model, read_uses(where, entry, model), items);
   }
   for (const char* field : {"use", "ops", "kv_dtype", "kv_scale", "tree"})
     if (entry.contains(field))
@@ -216,7 +218,8 @@ std::vector<ManifestItem> parse_manifest(std::string_view text) {
   const std::size_t start = text.find_first_not_of(" \t\r\n");
   if (start == std::string_view::npos) refuse("", "is empty");
   if (text[start] != '{') {
-    add_model("", text.substr(start, text.find_last_not_of(" \t\r\n") + 1 - start), {ModelUse{}}, items);
+    add_model("", model_named("", text.substr(start, text.find_last_not_of(" \t\r\n") + 1 - start)),
+              {ModelUse{}}, items);
     return items;
   }
   const Json json = parse_strict_json(text, "the manifest", ErrorCode::invalid_argument);

@@ -14,6 +14,7 @@ struct ManifestItem {
   AttentionSpec spec;         // validated
   std::vector<Shape> shapes;  // shapes to tune; without any_shape, also the only shapes to prebuild
   bool any_shape = false;     // prebuild the kernels of every shape
+  bool optional = false;      // left out for a target that has no kernel for it
 };
 
 // Reads the JSON form (tools/manifest.schema.json), a spec alone, or the name of a model (models.hpp). A

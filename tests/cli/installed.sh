@@ -28,6 +28,8 @@ grep -q 'row 99: 0.000' "$work/formula.txt" && grep -q 'row 100: 1.000' "$work/f
 "$work/examples/formula_c" | grep -q 'head 0: 510.'
 "$work/examples/cascade" cpu 5 96
 "$work/examples/decode_step" | tee "$work/decode_step.txt"
+"$work/examples/latent_step" | tee "$work/latent_step.txt"
+grep -q 'request 0: 19.500' "$work/latent_step.txt" && grep -q 'request 1: 7.800' "$work/latent_step.txt"
 grep -q 'request 0: 19.500' "$work/decode_step.txt" && grep -q 'request 2: 15.600' "$work/decode_step.txt"
 "$work/examples/train_cpp" # fails unless the loss falls
 "$work/examples/train_c"

@@ -10,6 +10,7 @@ EXAMPLES = ROOT / "tools/examples/python"
 PRINTED = {
     "attention.py": "(1, 512, 8, 64): o[0] = 0.100\nrow 99 sees 100 keys, row 100 sees 1\n",
     "document_mask.py": "63 of 256 blocks are computed\nas if it were alone: True\n",
+    "latent_step.py": "prompts: (2, 50, 16, 512)\nstep: (2, 1, 16, 512), keys [70, 70], pages in use 4\n",
     "serving_step.py": "prompts: (2, 20, 8, 64)\nstep: (2, 1, 8, 64), keys [23, 23], pages in use 4\n",
 }
 OF_TORCH = {"training_step.py"}  # torch_test.py runs them

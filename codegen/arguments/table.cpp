@@ -17,6 +17,7 @@ unsigned met_by(const AttentionSpec& spec) {
   if (spec.lse) met |= bit(Needs::lse);
   if (key_layout(spec) == KeyLayout::packed) met |= bit(Needs::packed_keys);
   if (is_cached(spec)) met |= bit(Needs::key_lengths);
+  if (!spec.sum) met |= bit(Needs::weights);
   if (spec.kv_dtype && (!info_of(spec.op).copies || spec.kv_scale == KvScale::token_head))
     met |= bit(Needs::kv_dtype);
   const bool rotates_q = spec.rotary && spec.rotary->q;
@@ -133,6 +134,8 @@ std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument)
       if (spec.paged)
         return "the spec has \"paged\": true: keys lie in pages, and seqlens_k has their number";
       return without_field(&AttentionSpec::varlen);
+    case Needs::weights:
+      return "the spec has \"sum\": true, which adds the parts without weights: leave the argument out";
     case Needs::padding:
     case Needs::key_lengths:
       return without_mask("padding");
@@ -179,6 +182,8 @@ std::string condition_text(const Condition& condition) {
       return "`lse`";
     case Needs::packed_keys:
       return "`varlen`, keys not in pages";
+    case Needs::weights:
+      return "no `sum`";
     case Needs::padding:
       return "a padding mask";
     case Needs::key_lengths:

@@ -38,6 +38,7 @@ enum class Needs {
   packed_keys,
   padding,
   key_lengths,
+  weights,     // a merge that weighs its parts
   sliding_window,
   sinks,
   block_sparse,
@@ -375,7 +376,7 @@ inline constexpr Argument all[] = {
     {"dropout_offset_tensor", "dropout_offset, read when the kernel runs", 27, &Args::dropout_offset_tensor,
      table, dropout, optional, int64, one, training},
     {"parts_o", "partial results, each over keys of its own", 28, &Args::parts_o, input, nothing, required, of_parts, parts_of_o, merge},
-    {"parts_lse", "their log-sum-exps; -inf: the part counts as nothing", 29, &Args::parts_lse, input, nothing, required, fp32, parts_of_lse, merge},
+    {"parts_lse", "their log-sum-exps; -inf: the part counts as nothing", 29, &Args::parts_lse, input, weights, required, fp32, parts_of_lse, merge},
     {"page_table", "the pages of each batch entry, in order", 30, &Args::page_table, table, paged, required, int32, page_lists, attention | append, 0, 0, append},
     {"do", "gradient of the loss by o", 31, &Args::d_o, input, nothing, required, elements, like_o, backward},
     {"dlse", "gradient of the loss by lse; absent: 0", 32, &Args::dlse, input, nothing, optional, fp32, of_rows, backward},

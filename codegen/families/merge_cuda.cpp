@@ -8,8 +8,8 @@
 namespace flashjit::merge_cuda {
 namespace {
 
-constexpr std::string_view fields[] = {"head_dim_v",    "lse",         "varlen",
-                                       "deterministic", "parts_dtype", "config"};
+constexpr std::string_view fields[] = {"head_dim_v",  "lse", "varlen", "deterministic",
+                                       "parts_dtype", "sum", "config"};
 // num_stages: the number of parts whose loads are in flight at once.
 constexpr std::string_view choices[] = {"num_stages", "num_warps"};
 
@@ -49,8 +49,9 @@ int resident_warps(const AttentionSpec& spec, const Target& target, const Kernel
   const bool hopper = target.str().starts_with("sm_90");
   if (size_of(spec.parts_dtype.value_or(DType::fp32)) == 2) return hopper ? 32 : 16;
   if (config.num_stages == 4) return hopper ? 32 : 16;
-  const bool wide = spec.head_dim_v > 256;  // NVRTC for sm_100 spills these within 64 registers
-  return hopper ? 48 : wide ? 24 : 32;
+  // NVRTC for sm_100 spills these within 64 registers.
+  const bool takes_more = spec.head_dim_v > 256 || spec.sum;
+  return hopper ? 48 : takes_more ? 24 : 32;
 }
 
 void render(const AttentionSpec& spec, KernelSource& source) {

@@ -99,6 +99,8 @@ struct FLASHJIT_API AttentionSpec {
   bool batch_invariant = false;
   std::optional<DType> o_dtype = {};      // absent: dtype
   std::optional<DType> parts_dtype = {};  // merge: dtype of the partial results; absent: fp32
+  // merge: adds the parts as they are, without weights, such as gradients of several launches.
+  bool sum = false;
   std::optional<DType> grad_dtype = {};   // backward: dtype of dq, dk and dv; absent: dtype
   std::optional<DType> kv_dtype = {};     // int8, fp8_e4m3, fp8_e5m2: the dtype of k and v; absent: dtype
   std::optional<KvScale> kv_scale = {};   // with kv_dtype; absent: tensor
@@ -129,6 +131,7 @@ struct FLASHJIT_API AttentionSpec {
     visit("batch_invariant", &AttentionSpec::batch_invariant);
     visit("o_dtype", &AttentionSpec::o_dtype, float_dtypes);
     visit("parts_dtype", &AttentionSpec::parts_dtype, float_dtypes);
+    visit("sum", &AttentionSpec::sum);
     visit("grad_dtype", &AttentionSpec::grad_dtype, float_dtypes);
     visit("kv_dtype", &AttentionSpec::kv_dtype, kv_dtypes);
     visit("kv_scale", &AttentionSpec::kv_scale, kv_scales);

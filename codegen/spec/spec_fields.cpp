@@ -143,6 +143,7 @@ AttentionSpec without_defaults(AttentionSpec spec) {
   if (spec.head_dim_v == spec.head_dim) spec.head_dim_v = 0;
   if (spec.o_dtype == spec.dtype) spec.o_dtype.reset();
   if (spec.parts_dtype == DType::fp32) spec.parts_dtype.reset();
+  if (spec.sum) spec.lse = false;  // a sum has none
   if (spec.kv_dtype == spec.dtype) spec.kv_dtype.reset();
   if (spec.kv_scale == KvScale::tensor) spec.kv_scale.reset();
   if (spec.grad_dtype == spec.dtype) spec.grad_dtype.reset();

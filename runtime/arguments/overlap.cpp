@@ -254,12 +254,18 @@ bool is_copied_within(const Used& cache, const Used& source) {
          is_one_of(cache, {&Args::k, &Args::v, &Args::k_scale, &Args::v_scale});
 }
 
-// Each row of q is read before its row of q_out is written, so that q_out may be q.
-bool may_be_same(const Used& a, const Used& b) {
-  if (a.name != argument_of(&AttentionArgs::q).name || b.name != argument_of(&AttentionArgs::q_out).name)
-    return false;
+// Each row of q is read before its row of q_out is written, so that q_out may be q. Likewise the output of a
+// sum may be its first part.
+bool may_be_same(const AttentionSpec& spec, const Used& a, const Used& b) {
+  const auto are = [&](TensorMember first, TensorMember second) {
+    return a.name == argument_of(first).name && b.name == argument_of(second).name;
+  };
+  const bool adds = spec.sum && are(&AttentionArgs::o, &AttentionArgs::parts_o);
+  if (!adds && !are(&AttentionArgs::q, &AttentionArgs::q_out)) return false;
+  if (size_of(a.tensor->dtype) != size_of(b.tensor->dtype)) return false;
+  const int more = adds ? 1 : 0;  // dimensions
   for (int i = 0; i < a.tensor->rank; ++i)
-    if (stride(*a.tensor, i) != stride(*b.tensor, i)) return false;
+    if (stride(*a.tensor, i) != stride(*b.tensor, i + more)) return false;
   return a.tensor->data == b.tensor->data;
 }
 
@@ -278,7 +284,7 @@ void require_outputs_apart(const AttentionSpec& spec, const AttentionArgs& args,
   for (const Used& a : all)
     for (const Used* b = &a + 1; b != all.end(); ++b) {
       if (!(a.written || b->written) || !a.range.touches(b->range) || !share_memory(*a.tensor, *b->tensor) ||
-          may_be_same(a, *b) || is_copied_within(a, *b))
+          may_be_same(spec, a, *b) || is_copied_within(a, *b))
         continue;
       const Used &output = a.written ? a : *b, &other = a.written ? *b : a;
       refuse_argument(output.name, " and ", other.name, " share memory: ", output.name,

@@ -36,20 +36,17 @@ struct Merge {
   static Checked check(const AttentionSpec& spec, Device device, const AttentionArgs& args) {
     check_presence(spec, args);
     const Tensor& parts_o = require<&AttentionArgs::parts_o>(spec, args, device);
-    const Tensor& parts_lse = require<&AttentionArgs::parts_lse>(spec, args, device);
     const Tensor& o = require<&AttentionArgs::o>(spec, args, device);
-    const Tensor part_o = first_part(parts_o), part_lse = first_part(parts_lse);
+    const Tensor part_o = first_part(parts_o);
     const int rows = o.rank - 3, heads = o.rank - 2, dim = o.rank - 1;
     require_shape("o", o, dim, spec.head_dim_v, "the spec's head_dim_v");
     for (int i = 0; i < o.rank; ++i) require_shape("parts_o", parts_o, i + 1, o.shape[i], "as o");
-    require_shape("parts_lse", parts_lse, 0, parts_o.shape[0], "the parts of parts_o");
     const auto require_rows_of_o = [&](const char* name, const Tensor& t, int first) {
       if (o.rank == 4) require_shape(name, t, first, o.shape[0], "o's batch");
       require_shape(name, t, first + rows, o.shape[heads], "o's heads");
       require_shape(name, t, first + rows + 1, o.shape[rows], "o's rows");
       require_address(name, t, sizeof(float));
     };
-    require_rows_of_o("parts_lse", parts_lse, 1);
     if (o.shape[rows] > longest_sequence)
       refuse_argument("o has shape ", shape_text(o), ": a sequence has at most ", longest_sequence, " rows");
     require_alignment("parts_o", parts_o);
@@ -59,14 +56,19 @@ struct Merge {
     Checked checked;
     device::MergeParams& p = checked.params;
     p.parts_o = view(part_o);
-    p.parts_lse = view_of_lse(part_lse);
     p.o = view(o);
     p.parts_o_stride = stride(parts_o, 0);
-    p.parts_lse_stride = stride(parts_lse, 0);
     p.parts = size(parts_o, 0);
     p.batch = o.rank == 4 ? static_cast<device::u32>(o.shape[0]) : 1;
     p.heads = static_cast<device::u32>(o.shape[heads]);
     p.seqlen = size(o, rows);
+    if (!spec.sum) {
+      const Tensor& parts_lse = require<&AttentionArgs::parts_lse>(spec, args, device);
+      require_shape("parts_lse", parts_lse, 0, parts_o.shape[0], "the parts of parts_o");
+      require_rows_of_o("parts_lse", parts_lse, 1);
+      p.parts_lse = view_of_lse(first_part(parts_lse));
+      p.parts_lse_stride = stride(parts_lse, 0);
+    }
     if (spec.lse) {
       const Tensor& lse = require<&AttentionArgs::lse>(spec, args, device);
       require_rows_of_o("lse", lse, 0);

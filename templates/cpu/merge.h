@@ -1,5 +1,5 @@
-// Merges partial results of attention, each over a part of the keys, into one, on a CPU. cuda/merge.cuh says
-// more.
+// Merges partial results of attention, each over a part of the keys, into one, or adds partial gradients, on a
+// CPU. cuda/merge.cuh says more.
 #pragma once
 
 #include "cpu/vector.h"
@@ -10,7 +10,7 @@ namespace flashjit::device {
 // Defaults of a rendered Spec.
 struct MergeCpuSpec {
   using parts_dtype = fp32;
-  static constexpr bool lse = true;
+  static constexpr bool lse = true, sum = false;
 };
 
 template <class Spec>
@@ -22,9 +22,12 @@ struct Merge {
 
   const MergeParams& p;
 
+  FLASHJIT_FN explicit Merge(const MergeParams& params) : p(params) {}
   FLASHJIT_FN void run(int batch, int position, int head) const {
     const Part* const parts_o =
         static_cast<const Part*>(p.parts_o.data) + p.parts_o.offset(batch, position, head);
+    Element* const to = static_cast<Element*>(p.o.data) + p.o.offset(batch, position, head);
+    if constexpr (Spec::sum) return add_parts(parts_o, to);
     const float* const parts_lse =
         static_cast<const float*>(p.parts_lse.data) + p.parts_lse.offset(batch, position, head);
     float maximum = minus_infinity;
@@ -44,12 +47,21 @@ struct Merge {
     }
     const bool empty = sum == 0;
     const float inverse = empty ? 0.0f : 1 / sum;
-    Element* const to = static_cast<Element*>(p.o.data) + p.o.offset(batch, position, head);
 #pragma unroll
     for (int c = 0; c < head_dim / vector; ++c) store8(to + c * vector, o[c] * inverse);
     if constexpr (Spec::lse)
       static_cast<float*>(p.lse.data)[p.lse.offset(batch, position, head)] =
           empty ? minus_infinity : maximum + log(splat(sum))[0];
+  }
+
+ private:
+  // The output may lie where the first part does: a column is read before it is written.
+  FLASHJIT_FN void add_parts(const Part* parts, Element* to) const {
+    for (int c = 0; c < head_dim; c += vector) {
+      Vec8 sum = {};
+      for (int i = 0; i < p.parts; ++i) sum += load8(parts + i * p.parts_o_stride + c);
+      store8(to + c, sum);
+    }
   }
 };
 
@@ -57,7 +69,7 @@ struct Merge {
 template <class Spec>
 FLASHJIT_FN void merge(const MergeParams& params, i64 begin, i64 end) {
   const DenormalsAreZeros mode;
-  const Merge<Spec> rows{params};
+  const Merge<Spec> rows(params);
   for (i64 item = begin; item < end; ++item)
     for (u32 head = 0; head < params.heads; ++head)
       rows.run(static_cast<int>(item / params.seqlen), static_cast<int>(item % params.seqlen),

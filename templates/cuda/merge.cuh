@@ -1,4 +1,4 @@
-// Merges partial results of attention, each over a part of the keys, into one.
+// Merges partial results of attention, each over a part of the keys, into one, or adds partial gradients.
 #pragma once
 
 #include "cuda/merge_parts.cuh"
@@ -9,14 +9,22 @@ namespace flashjit::device {
 // Defaults of a rendered Spec.
 struct MergeCudaSpec {
   using parts_dtype = fp32;
-  static constexpr bool lse = true;
+  static constexpr bool lse = true, sum = false;
+};
+
+// Parts that are added as they are: each has weight 1. The output may lie where the first part does, so their
+// loads are no promise that nothing writes there.
+struct AddedParts {
+  FLASHJIT_FN static PartState load(const float*) { return {0, 1}; }
+  FLASHJIT_FN static void load(u32 (&to)[4], const void* from) { ld_global_cg_v4(to, from); }
+  FLASHJIT_FN static float weight(float) { return 1; }
 };
 
 template <class Spec, class Config>
 struct Merge {
   using Element = typename Spec::Element;
   using Part = typename Spec::parts_dtype;
-  using Row = MergedRow<Part, Config::num_stages, GivenParts>;
+  using Row = MergedRow<Part, Config::num_stages, typename Choose<Spec::sum, AddedParts, GivenParts>::type>;
 
   static constexpr int row_threads = Spec::head_dim_v / Row::columns;
 
@@ -41,7 +49,8 @@ struct Merge {
     merged.add_parts(
         0, p.parts, 1, [&](int i) { return parts_o + i * p.parts_o_stride; },
         [&](int i) { return parts_lse + i * p.parts_lse_stride; });
-    const float lse = merged.normalize();
+    float lse = 0;
+    if constexpr (!Spec::sum) lse = merged.normalize();
     store_columns(static_cast<Element*>(p.o.data) + p.o.offset(batch, position, head) + column, merged.o);
     if (Spec::lse && column == 0) static_cast<float*>(p.lse.data)[p.lse.offset(batch, position, head)] = lse;
   }

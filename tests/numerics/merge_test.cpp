@@ -18,7 +18,7 @@ class Merge : public OnEveryDevice {
  protected:
   testing::AssertionResult computes(const MergeCase& given) {
     MergeProblem problem(on(), given);
-    merge(on().engine(), problem.args());
+    on().engine().get(given.spec(), given.shape()).launch(problem.args());
     on().synchronize();
     return problem.check();
   }
@@ -100,6 +100,43 @@ TEST_P(Merge, ManyBatchEntriesAndHeads) {
     if (!takes_next(c.spec())) continue;
     EXPECT_TRUE(computes(c));
   }
+}
+
+// Gradients of several launches.
+TEST_P(Merge, Sums) {
+  for (const int parts : {1, 2, 3, 9})
+    for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+      for (const DType parts_dtype : {DType::fp32, dtype})
+        EXPECT_TRUE(computes({.parts = parts,
+                              .batch = 2,
+                              .seqlen = 33,
+                              .head_dim = parts == 3 ? 200 : 64,
+                              .dtype = dtype,
+                              .parts_dtype = parts_dtype,
+                              .packed = parts == 2,
+                              .sum = true,
+                              .gap = parts == 9 ? 8 : 0}));
+  EXPECT_TRUE(computes({.parts = 0, .sum = true}));
+}
+
+TEST_P(Merge, SumsIntoTheFirstPart) {
+  const MergeCase given{.parts = 3, .batch = 2, .seqlen = 100, .heads = 5, .dtype = DType::fp32, .sum = true};
+  MergeProblem apart(on(), given), within(on(), given);
+  const Kernel& kernel = on().engine().get(given.spec(), given.shape());
+  kernel.launch(apart.args());
+  AttentionArgs args = within.args();
+  Tensor first = *args.parts_o;
+  first.rank = 4;
+  for (std::size_t i = 0; i < 4; ++i)
+    first.shape[i] = args.parts_o->shape[i + 1], first.strides[i] = args.parts_o->strides[i + 1];
+  args.o = first;
+  kernel.launch(args);
+  // A sum of the sum alone is a copy of it.
+  args.o = within.args().o;
+  args.parts_o->shape[0] = 1;
+  kernel.launch(args);
+  on().synchronize();
+  EXPECT_EQ(within.outputs(), apart.outputs());
 }
 
 TEST_P(Merge, NoRowsAndNoParts) {

@@ -114,6 +114,7 @@ void FeatureSpace::add_numbers() {
   if (has("parts_dtype"))
     add("parts_dtype",
         {{"absent", do_nothing}, {"dtype", [](FeatureCase& c) { c.spec.parts_dtype = c.spec.dtype; }}});
+  add_flag("sum", &AttentionSpec::sum, false);
   floats("grad_dtype", &AttentionSpec::grad_dtype);
   floats("o_dtype", &AttentionSpec::o_dtype);
   add_flag("lse", &AttentionSpec::lse, true);

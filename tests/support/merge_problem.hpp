@@ -20,6 +20,7 @@ struct MergeCase {
   int parts = 2, batch = 1, seqlen = 7, heads = 3, head_dim = 64;
   DType dtype = DType::bf16, parts_dtype = DType::fp32;
   bool lse = true, packed = false;
+  bool sum = false;
   int gap = 0;               // elements between rows, a multiple of 8
   double empty_share = 0.2;  // share of a row's parts that are empty
   double lse_level = 0, lse_spread = 3;
@@ -30,9 +31,16 @@ struct MergeCase {
     return std::to_string(parts) + " parts " + to_string(parts_dtype) + " -> " + to_string(dtype) +
            " batch " + std::to_string(batch) + " seqlen " + std::to_string(seqlen) + " heads " +
            std::to_string(heads) + " head_dim " + std::to_string(head_dim) + (packed ? " packed" : "") +
-           (lse ? "" : " without lse") + " gap " + std::to_string(gap) + " level " +
+           (lse ? "" : " without lse") + (sum ? " sum" : "") + " gap " + std::to_string(gap) + " level " +
            std::to_string(lse_level) + " spread " + std::to_string(lse_spread) +
            (parts_inside ? " parts inside" : "") + " seed " + std::to_string(seed);
+  }
+  Shape shape() const {
+    return {.batch = packed ? 1 : batch,
+            .seqlen_q = seqlen,
+            .seqlen_k = 0,
+            .num_heads_q = heads,
+            .num_heads_kv = heads};
   }
   AttentionSpec spec() const {
     AttentionSpec spec;
@@ -40,7 +48,8 @@ struct MergeCase {
     spec.dtype = dtype;
     spec.head_dim = head_dim;
     spec.parts_dtype = parts_dtype;
-    spec.lse = lse;
+    spec.lse = lse && !sum;
+    spec.sum = sum;
     spec.varlen = packed;
     return spec.validated();
   }
@@ -69,8 +78,9 @@ class MergeProblem {
         o_(device, given.dtype, shape(false, true), Poison::nan, Fence::after),
         lse_(device, DType::fp32, shape(false, false), Poison::nan, Fence::before) {
     fill();
-    args_ = {.o = o_.on_device(), .parts_o = parts_o_.on_device(), .parts_lse = parts_lse_.on_device()};
-    if (given.lse) args_.lse = lse_.on_device();
+    args_ = {.o = o_.on_device(), .parts_o = parts_o_.on_device()};
+    if (!given.sum) args_.parts_lse = parts_lse_.on_device();
+    if (given.lse && !given.sum) args_.lse = lse_.on_device();
   }
 
   const AttentionArgs& args() const { return args_; }
@@ -78,7 +88,7 @@ class MergeProblem {
     AttentionArgs args = args_;
     args.o = o_.on_host();
     args.parts_o = parts_o_.on_host();
-    args.parts_lse = parts_lse_.on_host();
+    if (args.parts_lse) args.parts_lse = parts_lse_.on_host();
     if (args.lse) args.lse = lse_.on_host();
     return args;
   }
@@ -89,7 +99,7 @@ class MergeProblem {
     for (const auto& [tensor, name, written] : {std::tuple{&parts_o_, "parts_o", false},
                                                 {&parts_lse_, "parts_lse", false},
                                                 {&o_, "o", true},
-                                                {&lse_, "lse", case_.lse}}) {
+                                                {&lse_, "lse", case_.lse && !case_.sum}}) {
       if (auto untouched = tensor->was_not_touched(name, written); !untouched)
         return untouched << case_.str();
     }
@@ -134,7 +144,7 @@ class MergeProblem {
                      j * t.strides[2 + first];
             };
             // All parts of the first row are empty.
-            const bool empty = row == 0 || is_empty(random);
+            const bool empty = !case_.sum && (row == 0 || is_empty(random));
             const float level =
                 static_cast<float>(case_.lse_level) + static_cast<float>(case_.lse_spread) * normal(random);
             static_cast<float*>(lse.data)[at(lse, head, row)] =

@@ -51,8 +51,12 @@ class Worker {
 
   void run(const RowTask& task) {
     for (const int row : task.rows) {
-      compute_weights(task, row);
-      compute_outputs(task, row);
+      if (merge_.parts.lse) {
+        compute_weights(task, row);
+        compute_outputs(task, row);
+      } else {
+        compute_sums(task, row);
+      }
       report(task, row);
     }
   }
@@ -128,6 +132,22 @@ class Worker {
       double error = mean_error(o_[c], magnitude, weights_error_);
       if (wide_) error = std::min(error, wide_mean_error(o_[c], spread(o_[c]), n_, 0));
       bound_[c] = with_rounding(rounding_of(merge_.o.dtype), o_[c], error);
+    }
+  }
+
+  void compute_sums(const RowTask& task, int row) {
+    for (std::size_t c = 0; c < o_.size(); ++c) {
+      o_[c] = 0;
+      double magnitude = 0;
+      for (int i = 0; i < n_; ++i) {
+        const double value =
+            load_element(merge_.parts.o, merge_.parts.o_dtype,
+                         merge_.part_o(i, task.sequence, task.head, row) + static_cast<std::int64_t>(c));
+        o_[c] += value;
+        magnitude += std::abs(value);
+      }
+      bound_[c] =
+          std::isfinite(o_[c]) ? with_rounding(rounding_of(merge_.o.dtype), o_[c], gamma(n_) * magnitude) : 0;
     }
   }
 
@@ -217,7 +237,8 @@ Oracle merge_oracle(const AttentionSpec& spec, const AttentionArgs& args, const 
   };
   const int rank = spec.varlen ? 3 : 4;
   const Tensor parts_o = unpacked(required("parts_o", args.parts_o, rank + 1), 1);
-  const Tensor parts_lse = unpacked(required("parts_lse", args.parts_lse, rank), 1);
+  const Tensor parts_lse =
+      spec.sum ? Tensor{} : unpacked(required("parts_lse", args.parts_lse, rank), 1);
   const auto strides = [](const Tensor& t) {
     return std::array{t.strides[0], t.strides[1], t.strides[2], t.strides[3]};
   };

@@ -31,6 +31,9 @@
 //    counts is NaN or infinite, o_c is what IEEE 754 has for the sum, if each such part has a weight that
 //    cannot vanish: p_i (1 - e_i) > 2 f. If one may vanish, the bound is NaN.
 //
+// 9. A sum: every weight is 1. Float32 additions of n parts in any order are off by gamma(n) sum_i |o_ic| at
+//    most (error_bound.hpp), and D rounds o.
+//
 // Tight: a missing part, and an exponent or a weight that is wrong by 1%, exceed it
 // (tests/support/merge_oracle_test.cpp).
 #pragma once
@@ -45,7 +48,7 @@ struct MergeParts {
   const void* o;  // [parts, batch, seqlen_q, heads, head_dim_v]; the last dimension is contiguous
   DType o_dtype;
   std::array<std::int64_t, 4> o_strides;
-  const float* lse;  // [parts, batch, heads, seqlen_q]
+  const float* lse;  // [parts, batch, heads, seqlen_q]; null: the parts are added as they are
   std::array<std::int64_t, 4> lse_strides;
 };
 

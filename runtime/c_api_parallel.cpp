@@ -29,6 +29,15 @@ flashjit_status flashjit_groups_of_threads(int32_t size, flashjit_group** ranks)
     for (std::size_t i = 0; i < all.size(); ++i) to[i] = all[i].release();
   });
 }
+flashjit_status flashjit_group_of_nccl(void* comm, flashjit_group** group) {
+  return guarded([&] {
+    flashjit_group*& made = require(group, "group");
+    made = new flashjit_group{flashjit::ParallelGroup::of_nccl(comm)};
+  });
+}
+flashjit_status flashjit_group_check(const flashjit_group* group) {
+  return guarded([&] { require(group, "group").group.require_alive(); });
+}
 void flashjit_group_destroy(flashjit_group* group) {
   delete group;
 }
@@ -61,6 +70,12 @@ flashjit_status flashjit_parallel_workspace(const flashjit_parallel* parallel, i
     require(bytes, "bytes") = require(parallel, "parallel")
                                   .attention.workspace_bytes(backward ? flashjit::Operation::backward
                                                                       : flashjit::Operation::forward);
+  });
+}
+flashjit_status flashjit_parallel_prepare(const flashjit_parallel* parallel, int32_t backward) {
+  return guarded([&] {
+    require(parallel, "parallel")
+        .attention.prepare(backward ? flashjit::Operation::backward : flashjit::Operation::forward);
   });
 }
 flashjit_status flashjit_parallel_forward(const flashjit_parallel* parallel, const flashjit_argument* args,

@@ -405,6 +405,11 @@ typedef enum {
 } flashjit_layout;
 /* Makes a group of `size` threads of this process: `ranks` has room for so many pointers, one for each. */
 FLASHJIT_C_API flashjit_status flashjit_groups_of_threads(int32_t size, flashjit_group** ranks);
+/* This process's rank of an ncclComm_t, whose GPUs belong to one host. All ranks call it. */
+FLASHJIT_C_API flashjit_status flashjit_group_of_nccl(void* comm, flashjit_group** group);
+/* FLASHJIT_DEVICE_FAILED once a rank's call has failed or its process has ended: ask after waiting for a
+ * stream. */
+FLASHJIT_C_API flashjit_status flashjit_group_check(const flashjit_group* group);
 FLASHJIT_C_API void flashjit_group_destroy(flashjit_group* group);
 /* Every rank calls this, and the functions below, in the same order, with a forward's spec and the sizes of
    all ranks together. `layout`: a flashjit_layout. The engine outlives the object. */
@@ -418,6 +423,9 @@ FLASHJIT_C_API flashjit_status flashjit_parallel_layout(const flashjit_parallel*
 /* The bytes that FLASHJIT_ARG_WORKSPACE must have, aligned to 64. `backward`: 0 for a forward. */
 FLASHJIT_C_API flashjit_status flashjit_parallel_workspace(const flashjit_parallel* parallel,
                                                            int32_t backward, size_t* bytes);
+/* Loads the kernels of a launch and makes the memory that ranks write into; otherwise the first launch does.
+ */
+FLASHJIT_C_API flashjit_status flashjit_parallel_prepare(const flashjit_parallel* parallel, int32_t backward);
 FLASHJIT_C_API flashjit_status flashjit_parallel_forward(const flashjit_parallel* parallel,
                                                          const flashjit_argument* args, size_t num_args,
                                                          void* stream);

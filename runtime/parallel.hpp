@@ -48,9 +48,17 @@ class FLASHJIT_API ParallelGroup {
  public:
   // One rank for each of `size` threads of this process, whose engines are CPUs'. Each thread takes its own.
   static std::vector<ParallelGroup> of_threads(int size);
+  // This process's rank of an NCCL communicator (`comm` is an ncclComm_t), whose GPUs belong to one host and
+  // reach each other's memory. It must outlast the group. All ranks call it; engines are those of their GPUs.
+  // NCCL serves to begin with, and copies then go from GPU to GPU without it. Throws unsupported if a rank is
+  // on another host, target_unavailable if no NCCL is loaded or found, device_failed with NCCL's text.
+  static ParallelGroup of_nccl(void* comm);
 
   int rank() const noexcept;
   int size() const noexcept;
+  // Throws device_failed once a rank's call has thrown or its process has ended. What GPUs had begun to
+  // compute ends then, with results that are no good: ask after waiting for a stream.
+  void require_alive() const;
   const std::shared_ptr<Transport>& transport() const noexcept { return transport_; }
 
  private:
@@ -77,6 +85,12 @@ class FLASHJIT_API ParallelAttention {
   Shape own_shape() const noexcept;
   // Bytes of AttentionArgs::workspace for a forward, or a backward, aligned to 64 bytes.
   std::size_t workspace_bytes(Operation op) const;
+
+  // Loads the kernels of a forward, or a backward, and makes the memory that ranks write into. All ranks call
+  // it, and wait for each other; otherwise their first launches do. A launch may be captured in a CUDA graph
+  // after it. GPUs of one process: while one of its ranks computes, none may allocate device memory or load
+  // code, since the driver would let them wait for each other.
+  void prepare(Operation op) const;
 
   // The rank's rows of the result. Tensors are the rank's; tables of masks and formulas, window sizes and
   // dropout's numbers are those of the whole, the same on every rank. Returns when no rank reads this one's

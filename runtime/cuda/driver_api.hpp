@@ -37,6 +37,7 @@ enum : CUresult {
   CUDA_ERROR_SHARED_OBJECT_INIT_FAILED = 303,
   CUDA_ERROR_INVALID_HANDLE = 400,
   CUDA_ERROR_NOT_FOUND = 500,
+  CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704,
 };
 
 enum CUdevice_attribute : int {
@@ -57,8 +58,13 @@ enum CUpointer_attribute : int {
   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
 };
 
-enum : unsigned { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2 };
-enum : unsigned { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_DEFAULT = 0 };
+enum : unsigned { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2, CU_MEMORYTYPE_UNIFIED = 4 };
+enum : unsigned { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_DEFAULT = 0, CU_EVENT_DISABLE_TIMING = 2 };
+enum : unsigned {
+  CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
+  CU_STREAM_WAIT_VALUE_GEQ = 0,
+  CU_STREAM_WRITE_VALUE_DEFAULT = 0,
+};
 enum CUstreamCaptureMode : int { CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1 };
 
 enum CUtensorMapDataType : int {
@@ -92,6 +98,27 @@ struct CUlaunchConfig {
   CUstream hStream;
   CUlaunchAttribute* attrs;
   unsigned numAttrs;
+};
+
+struct CUipcMemHandle {
+  char reserved[64];
+};
+
+// Rows of bytes; with unified memory the device pointers may point anywhere.
+struct CUDA_MEMCPY2D {
+  std::size_t srcXInBytes, srcY;
+  unsigned srcMemoryType;
+  const void* srcHost;
+  CUdeviceptr srcDevice;
+  void* srcArray;
+  std::size_t srcPitch;
+  std::size_t dstXInBytes, dstY;
+  unsigned dstMemoryType;
+  void* dstHost;
+  CUdeviceptr dstDevice;
+  void* dstArray;
+  std::size_t dstPitch;
+  std::size_t WidthInBytes, Height;
 };
 
 // X(name without its prefix, exported symbol, type). The
@@ -142,6 +169,14 @@ struct CUlaunchConfig {
   X(EventCreate, "cuEventCreate", CUresult(CUevent*, unsigned))                                           \
   X(EventDestroy, "cuEventDestroy_v2", CUresult(CUevent))                                                 \
   X(EventRecord, "cuEventRecord", CUresult(CUevent, CUstream))                                            \
+  X(StreamWaitEvent, "cuStreamWaitEvent", CUresult(CUstream, CUevent, unsigned))                          \
+  X(StreamWaitValue32, "cuStreamWaitValue32_v2", CUresult(CUstream, CUdeviceptr, unsigned, unsigned))     \
+  X(StreamWriteValue32, "cuStreamWriteValue32_v2", CUresult(CUstream, CUdeviceptr, unsigned, unsigned))   \
+  X(Memcpy2DAsync, "cuMemcpy2DAsync_v2", CUresult(const CUDA_MEMCPY2D*, CUstream))                        \
+  X(CtxEnablePeerAccess, "cuCtxEnablePeerAccess", CUresult(CUcontext, unsigned))                          \
+  X(IpcGetMemHandle, "cuIpcGetMemHandle", CUresult(CUipcMemHandle*, CUdeviceptr))                         \
+  X(IpcOpenMemHandle, "cuIpcOpenMemHandle_v2", CUresult(CUdeviceptr*, CUipcMemHandle, unsigned))          \
+  X(IpcCloseMemHandle, "cuIpcCloseMemHandle", CUresult(CUdeviceptr))                                      \
   X(EventSynchronize, "cuEventSynchronize", CUresult(CUevent))                                            \
   X(EventElapsedTime, "cuEventElapsedTime", CUresult(float*, CUevent, CUevent))
 

@@ -131,6 +131,11 @@ Event::~Event() {
   if (const DriverApi* const api = driver_of_this_process()) api->EventDestroy(handle_);
 }
 
+void Event::hold(Stream stream) const {
+  const ContextScope scope(context_);
+  check(driver().StreamWaitEvent(stream_of(stream), handle_, 0), "cuStreamWaitEvent");
+}
+
 void Event::record(Stream stream) {
   const ContextScope scope(context_);
   check(driver().EventRecord(handle_, stream_of(stream)), "cuEventRecord");

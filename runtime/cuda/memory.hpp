@@ -81,6 +81,8 @@ class Event {
   Event& operator=(const Event&) = delete;
 
   void record(Stream stream = nullptr);
+  // The stream's work from here on begins after what was recorded.
+  void hold(Stream stream) const;
   void synchronize() const;
   // Milliseconds between two recorded events, waiting for both.
   friend float elapsed_ms(const Event& start, const Event& stop);

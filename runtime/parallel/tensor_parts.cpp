@@ -1,53 +1,9 @@
 #include "runtime/parallel/tensor_parts.hpp"
 
-#include <bit>
 #include <cstdint>
 #include <cstring>
 
-#include "codegen/base/float_state.hpp"
-
 namespace flashjit {
-namespace {
-
-// Calls row(to, from, count) for each row of the last dimension, whose elements are `of_to` and `of_from`
-// bytes apart.
-template <class Row>
-void for_each_row(const Tensor& to, const Tensor& from, const Row& row) {
-  std::int64_t sizes[4] = {1, 1, 1, 1}, to_strides[4] = {}, from_strides[4] = {};
-  for (int i = 0; i < to.rank; ++i) {
-    const int at = 4 - to.rank + i;
-    sizes[at] = to.shape[static_cast<std::size_t>(i)];
-    to_strides[at] = to.strides[static_cast<std::size_t>(i)] * static_cast<std::int64_t>(size_of(to.dtype));
-    from_strides[at] =
-        from.strides[static_cast<std::size_t>(i)] * static_cast<std::int64_t>(size_of(from.dtype));
-  }
-  auto* const data = static_cast<std::byte*>(to.data);
-  const auto* const other = static_cast<const std::byte*>(from.data);
-  for (std::int64_t a = 0; a < sizes[0]; ++a)
-    for (std::int64_t b = 0; b < sizes[1]; ++b)
-      for (std::int64_t c = 0; c < sizes[2]; ++c)
-        row(data + a * to_strides[0] + b * to_strides[1] + c * to_strides[2],
-            other + a * from_strides[0] + b * from_strides[1] + c * from_strides[2], sizes[3], to_strides[3],
-            from_strides[3]);
-}
-
-float load(const std::byte* at) {
-  float value;
-  std::memcpy(&value, at, sizeof value);
-  return value;
-}
-
-// The nearest number of the type, ties to even. NaN stays NaN.
-std::uint16_t to_bf16(float x) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  if (x != x) return static_cast<std::uint16_t>(bits >> 16 | 0x40);
-  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-std::uint16_t to_fp16(float x) {
-  return std::bit_cast<std::uint16_t>(static_cast<_Float16>(x));
-}
-
-}  // namespace
 
 Tensor part_of(const Tensor& t, int dim, std::int64_t begin, std::int64_t count) {
   Tensor part = t;
@@ -68,47 +24,51 @@ Tensor at_of(const Tensor& t, int dim, std::int64_t index) {
   return one;
 }
 
+std::vector<Block> blocks_of(const Tensor& to, const Tensor& from) {
+  // Dimensions of more than one index, innermost first; those that lie side by side in both are one.
+  struct Dimension {
+    std::int64_t size, to, from;  // strides in bytes
+  };
+  const auto bytes = static_cast<std::int64_t>(size_of(to.dtype));
+  std::vector<Dimension> dims;
+  for (int i = to.rank - 1; i >= 0; --i) {
+    const auto at = static_cast<std::size_t>(i);
+    if (to.shape[at] == 0) return {};
+    if (to.shape[at] == 1) continue;
+    const Dimension next{to.shape[at], to.strides[at] * bytes, from.strides[at] * bytes};
+    Dimension* const last = dims.empty() ? nullptr : &dims.back();
+    if (last && next.to == last->to * last->size && next.from == last->from * last->size)
+      last->size *= next.size;
+    else
+      dims.push_back(next);
+  }
+  Block block{
+      static_cast<std::byte*>(to.data), static_cast<const std::byte*>(from.data), bytes, 1, bytes, bytes};
+  std::size_t used = 0;
+  if (used < dims.size() && dims[used].to == bytes && dims[used].from == bytes)
+    block.width = block.to_pitch = block.from_pitch = bytes * dims[used++].size;
+  if (used < dims.size())
+    block.height = dims[used].size, block.to_pitch = dims[used].to, block.from_pitch = dims[used].from,
+    ++used;
+  std::vector<Block> all = {block};
+  for (; used < dims.size(); ++used) {
+    const std::size_t count = all.size();
+    for (std::int64_t i = 1; i < dims[used].size; ++i)
+      for (std::size_t k = 0; k < count; ++k) {
+        Block next = all[k];
+        next.to += i * dims[used].to;
+        next.from += i * dims[used].from;
+        all.push_back(next);
+      }
+  }
+  return all;
+}
+
 void copy_elements(const Tensor& to, const Tensor& from) {
-  const std::size_t size = size_of(to.dtype);
-  for_each_row(
-      to, from,
-      [&](std::byte* a, const std::byte* b, std::int64_t count, std::int64_t of_a, std::int64_t of_b) {
-        for (std::int64_t i = 0; i < count; ++i) std::memcpy(a + i * of_a, b + i * of_b, size);
-      });
-}
-
-void convert_elements(const Tensor& to, const Tensor& from) {
-  const DefaultFloatState state;
-  if (to.dtype == DType::fp32) return copy_elements(to, from);
-  for_each_row(
-      to, from,
-      [&](std::byte* a, const std::byte* b, std::int64_t count, std::int64_t of_a, std::int64_t of_b) {
-        for (std::int64_t i = 0; i < count; ++i) {
-          const float value = load(b + i * of_b);
-          const std::uint16_t rounded = to.dtype == DType::bf16 ? to_bf16(value) : to_fp16(value);
-          std::memcpy(a + i * of_a, &rounded, sizeof rounded);
-        }
-      });
-}
-
-void add_elements(const Tensor& to, const Tensor& from) {
-  const DefaultFloatState state;
-  for_each_row(
-      to, from,
-      [&](std::byte* a, const std::byte* b, std::int64_t count, std::int64_t of_a, std::int64_t of_b) {
-        for (std::int64_t i = 0; i < count; ++i) {
-          const float sum = load(a + i * of_a) + load(b + i * of_b);
-          std::memcpy(a + i * of_a, &sum, sizeof sum);
-        }
-      });
-}
-
-void clear_elements(const Tensor& to) {
-  const float zero = 0;
-  for_each_row(to, to,
-               [&](std::byte* a, const std::byte*, std::int64_t count, std::int64_t of_a, std::int64_t) {
-                 for (std::int64_t i = 0; i < count; ++i) std::memcpy(a + i * of_a, &zero, sizeof zero);
-               });
+  for (const Block& block : blocks_of(to, from))
+    for (std::int64_t row = 0; row < block.height; ++row)
+      std::memcpy(block.to + row * block.to_pitch, block.from + row * block.from_pitch,
+                  static_cast<std::size_t>(block.width));
 }
 
 }  // namespace flashjit

@@ -1,7 +1,9 @@
-// Parts of tensors, and what ranks on CPUs do with them beside kernels.
+// Parts of tensors.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <vector>
 
 #include "runtime/flashjit.hpp"
 
@@ -12,10 +14,16 @@ Tensor part_of(const Tensor& t, int dim, std::int64_t begin, std::int64_t count)
 // The same without the dimension: index `at` of it.
 Tensor at_of(const Tensor& t, int dim, std::int64_t at);
 
-// All of equal shapes, up to rank 4. `from` is float32 in the last two; they are rounded to the nearest.
-void copy_elements(const Tensor& to, const Tensor& from);  // of equal dtypes
-void convert_elements(const Tensor& to, const Tensor& from);
-void add_elements(const Tensor& to, const Tensor& from);  // `to` is float32, too
-void clear_elements(const Tensor& to);
+// Rows of bytes that are copied together: `height` rows of `width` bytes, the pitch of each apart.
+struct Block {
+  std::byte* to;
+  const std::byte* from;
+  std::int64_t width, height, to_pitch, from_pitch;
+};
+// A copy between tensors of one dtype and one shape, in as few blocks as their strides allow.
+std::vector<Block> blocks_of(const Tensor& to, const Tensor& from);
+
+// Copies elements of one dtype in host memory. Both have one shape.
+void copy_elements(const Tensor& to, const Tensor& from);
 
 }  // namespace flashjit

@@ -1,18 +1,33 @@
-// Ranks that are threads of one process: they read each other's tensors where they lie.
+// Ranks that are threads of one process: they write into each other's memory.
 #include <condition_variable>
+#include <cstdint>
+#include <cstring>
 #include <mutex>
 #include <utility>
 
 #include "runtime/arguments/checks.hpp"
 #include "runtime/parallel.hpp"
+#include "runtime/parallel/tensor_parts.hpp"
 #include "runtime/parallel/transport.hpp"
 
 namespace flashjit {
 namespace {
 
+// The boxes of all ranks.
+struct Boxes {
+  Boxes(std::size_t ranks, int boxes)
+      : size(ranks), posted(ranks * ranks * static_cast<std::size_t>(boxes)) {}
+  std::size_t place(int from, int to, int box) const {
+    return (static_cast<std::size_t>(box) * size + static_cast<std::size_t>(from)) * size +
+           static_cast<std::size_t>(to);
+  }
+  const std::size_t size;
+  std::vector<char> posted;
+};
+
 // What the ranks share. A meeting ends when all have come.
 struct Meetings {
-  explicit Meetings(int ranks) : size(ranks), texts(ranks), tensors(ranks) {}
+  explicit Meetings(int ranks) : size(static_cast<std::size_t>(ranks)), texts(size), memories(size) {}
 
   const std::size_t size;
   std::mutex mutex;
@@ -20,7 +35,8 @@ struct Meetings {
   std::size_t waiting = 0, count = 0;
   std::string failure;  // empty: none
   std::vector<std::string> texts;
-  std::vector<std::vector<Tensor>> tensors;
+  std::vector<std::byte*> memories;  // of the exchange that is being made
+  std::shared_ptr<Boxes> boxes;
 
   void wait() {
     std::unique_lock lock(mutex);
@@ -40,6 +56,52 @@ struct Meetings {
       throw Error(ErrorCode::device_failed,
                   failure + "; the group is of no use any more, and a new one would work");
   }
+};
+
+class ThreadExchange : public Exchange {
+ public:
+  ThreadExchange(std::shared_ptr<Meetings> meetings, std::shared_ptr<Boxes> boxes, int rank,
+                 std::unique_ptr<std::byte[]> memory, std::vector<std::byte*> memories)
+      : meetings_(std::move(meetings)),
+        boxes_(std::move(boxes)),
+        rank_(rank),
+        allocated_(std::move(memory)),
+        memories_(std::move(memories)) {}
+
+  std::byte* memory() const override { return memories_[static_cast<std::size_t>(rank_)]; }
+  void write(std::byte* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void begin(Stream) override {}
+  void end(Stream) override {}
+  void finish() override {}
+  void await(int rank, int box) override { take(rank, box); }
+  void wait(int rank, int box, Stream) override { take(rank, box); }
+  void put(int rank, const Tensor& to, const Tensor& from) override {
+    Tensor there = to;
+    there.data = memories_[static_cast<std::size_t>(rank)] + (static_cast<std::byte*>(to.data) - memory());
+    copy_elements(there, from);
+  }
+  void post(int rank, int box) override {
+    {
+      const std::lock_guard lock(meetings_->mutex);
+      boxes_->posted[boxes_->place(rank_, rank, box)] = 1;
+    }
+    meetings_->changed.notify_all();
+  }
+
+ private:
+  void take(int rank, int box) {
+    std::unique_lock lock(meetings_->mutex);
+    char& posted = boxes_->posted[boxes_->place(rank, rank_, box)];
+    meetings_->changed.wait(lock, [&] { return posted || !meetings_->failure.empty(); });
+    meetings_->require_alive();
+    posted = 0;
+  }
+
+  const std::shared_ptr<Meetings> meetings_;
+  const std::shared_ptr<Boxes> boxes_;
+  const int rank_;
+  const std::unique_ptr<std::byte[]> allocated_;
+  const std::vector<std::byte*> memories_;
 };
 
 class ThreadTransport : public Transport {
@@ -65,14 +127,26 @@ class ThreadTransport : public Transport {
     meetings_->wait();  // nobody changes them before all have read them
     return all;
   }
-  void publish(std::span<const Tensor> own, Stream) override {
-    meetings_->tensors[place()].assign(own.begin(), own.end());
+  std::shared_ptr<Exchange> exchange(std::size_t bytes, int boxes) override {
+    constexpr std::size_t alignment = 256;
+    std::unique_ptr<std::byte[]> memory(new std::byte[bytes + alignment]);
+    const auto address =
+        (reinterpret_cast<std::uintptr_t>(memory.get()) + alignment - 1) / alignment * alignment;
+    {
+      const std::lock_guard lock(meetings_->mutex);
+      meetings_->memories[place()] = reinterpret_cast<std::byte*>(address);
+      if (rank_ == 0) meetings_->boxes = std::make_shared<Boxes>(meetings_->size, boxes);
+    }
     meetings_->wait();
+    auto made = std::make_shared<ThreadExchange>(meetings_, meetings_->boxes, rank_, std::move(memory),
+                                                 meetings_->memories);
+    meetings_->wait();
+    return made;
   }
-  Tensor fetch(int rank, std::size_t place, Stream) override {
-    return meetings_->tensors[static_cast<std::size_t>(rank)][place];
+  void require_alive() const override {
+    const std::lock_guard lock(meetings_->mutex);
+    meetings_->require_alive();
   }
-  void meet(Stream) override { meetings_->wait(); }
   void fail(const std::string& why) noexcept override {
     const std::lock_guard lock(meetings_->mutex);
     if (!meetings_->failure.empty()) return;
@@ -109,6 +183,9 @@ int ParallelGroup::rank() const noexcept {
 }
 int ParallelGroup::size() const noexcept {
   return transport_->size();
+}
+void ParallelGroup::require_alive() const {
+  transport_->require_alive();
 }
 
 }  // namespace flashjit

@@ -1,15 +1,48 @@
-// How the ranks of a group reach each other's tensors. A schedule (attention.cpp) knows nothing else of other
-// ranks. Every rank calls the functions in the same order.
+// How the ranks of a group reach each other's memory. The schedules (attention.cpp, heads.cpp) know nothing
+// else of other ranks. Every rank calls the functions in an order that fits the others'.
 #pragma once
 
 #include <cstddef>
-#include <span>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "runtime/flashjit.hpp"
 
 namespace flashjit {
+
+// Memory of each rank that all ranks write into. What one tells another goes through a box, a message that
+// only says "now": each is posted once and waited for once by turns.
+//
+// On a GPU all of this is enqueued, and copies run beside the kernels of the caller's stream. On a CPU a call
+// returns when it is done.
+class Exchange {
+ public:
+  Exchange() = default;
+  Exchange(const Exchange&) = delete;
+  virtual ~Exchange() = default;
+
+  // This rank's own, aligned to 256 bytes.
+  virtual std::byte* memory() const = 0;
+  // Copies from host memory to this rank's own, and waits until it is there.
+  virtual void write(std::byte* to, const void* from, std::size_t bytes) = 0;
+
+  // Copies from here on begin after the stream's work so far.
+  virtual void begin(Stream stream) = 0;
+  // Copies from here on begin after the rank's post.
+  virtual void await(int rank, int box) = 0;
+  // Copies to the same place of a rank's memory as `to` has in this rank's. Strides may be any, but for those
+  // of the last dimension, which is contiguous.
+  virtual void put(int rank, const Tensor& to, const Tensor& from) = 0;
+  // Tells a rank that the copies so far are done.
+  virtual void post(int rank, int box) = 0;
+  // The stream's work from here on begins after the rank's post.
+  virtual void wait(int rank, int box, Stream stream) = 0;
+  // The stream's work from here on begins when the copies so far are done.
+  virtual void end(Stream stream) = 0;
+  // Waits until the copies so far are done.
+  virtual void finish() = 0;
+};
 
 class Transport {
  public:
@@ -24,12 +57,10 @@ class Transport {
 
   // What every rank says, by rank.
   virtual std::vector<std::string> gather(const std::string& own) = 0;
-  // Shows tensors to the other ranks. What was written to them before on the stream is seen.
-  virtual void publish(std::span<const Tensor> own, Stream stream) = 0;
-  // A tensor that a rank has published last, by its place: in this rank's memory, or where it can read it.
-  virtual Tensor fetch(int rank, std::size_t place, Stream stream) = 0;
-  // Every rank's work so far is done before any rank's later work begins.
-  virtual void meet(Stream stream) = 0;
+  // Every rank calls it with the same numbers.
+  virtual std::shared_ptr<Exchange> exchange(std::size_t bytes, int boxes) = 0;
+  // Throws device_failed once a rank has failed.
+  virtual void require_alive() const = 0;
   // Makes the waiting and later calls of the other ranks throw device_failed.
   virtual void fail(const std::string& why) noexcept = 0;
 };

@@ -20,6 +20,10 @@ TEST(CParallel, ComputesOnARankAndRefusesBadInput) {
   flashjit_group* group = nullptr;
   EXPECT_EQ(flashjit_groups_of_threads(0, &group), FLASHJIT_INVALID_ARGUMENT);
   ASSERT_EQ(flashjit_groups_of_threads(1, &group), FLASHJIT_OK);
+  EXPECT_EQ(flashjit_group_check(group), FLASHJIT_OK);
+  flashjit_group* none = nullptr;
+  EXPECT_EQ(flashjit_group_of_nccl(nullptr, &none), FLASHJIT_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(flashjit_last_error_message()).find("ncclComm_t"), std::string::npos);
   flashjit_shape whole{};
   whole.struct_size = sizeof whole;
   whole.batch = 1, whole.seqlen_q = whole.seqlen_k = 6, whole.num_heads_q = whole.num_heads_kv = 1;
@@ -48,6 +52,7 @@ TEST(CParallel, ComputesOnARankAndRefusesBadInput) {
     return t;
   };
   size_t bytes = 0;
+  EXPECT_EQ(flashjit_parallel_prepare(parallel, 0), FLASHJIT_OK) << flashjit_last_error_message();
   EXPECT_EQ(flashjit_parallel_workspace(parallel, 0, &bytes), FLASHJIT_OK);
   flashjit_workspace* workspace = nullptr;
   ASSERT_EQ(flashjit_workspace_create(engine, bytes, &workspace), FLASHJIT_OK);

@@ -43,7 +43,13 @@ SAME_VALUE(CU_POINTER_ATTRIBUTE_IS_MANAGED);
 SAME_VALUE(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
 SAME_VALUE(CU_MEMORYTYPE_HOST);
 SAME_VALUE(CU_MEMORYTYPE_DEVICE);
+SAME_VALUE(CU_MEMORYTYPE_UNIFIED);
 SAME_VALUE(CU_STREAM_NON_BLOCKING);
+SAME_VALUE(CU_EVENT_DISABLE_TIMING);
+SAME_VALUE(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+SAME_VALUE(CU_STREAM_WAIT_VALUE_GEQ);
+SAME_VALUE(CU_STREAM_WRITE_VALUE_DEFAULT);
+SAME_VALUE(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
 SAME_VALUE(CU_EVENT_DEFAULT);
 SAME_VALUE(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
 
@@ -60,6 +66,22 @@ SAME_VALUE(CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 
 static_assert(sizeof(cuda::CUtensorMap) == sizeof(::CUtensorMap));
 static_assert(alignof(cuda::CUtensorMap) <= alignof(::CUtensorMap));
+
+static_assert(sizeof(cuda::CUipcMemHandle) == sizeof(::CUipcMemHandle));
+#define SAME_MEMBER_OF_COPY(name)                                                        \
+  static_assert(offsetof(cuda::CUDA_MEMCPY2D, name) == offsetof(::CUDA_MEMCPY2D, name)); \
+  static_assert(sizeof(cuda::CUDA_MEMCPY2D::name) == sizeof(::CUDA_MEMCPY2D::name))
+SAME_MEMBER_OF_COPY(srcY);
+SAME_MEMBER_OF_COPY(srcMemoryType);
+SAME_MEMBER_OF_COPY(srcHost);
+SAME_MEMBER_OF_COPY(srcDevice);
+SAME_MEMBER_OF_COPY(srcPitch);
+SAME_MEMBER_OF_COPY(dstMemoryType);
+SAME_MEMBER_OF_COPY(dstDevice);
+SAME_MEMBER_OF_COPY(dstPitch);
+SAME_MEMBER_OF_COPY(WidthInBytes);
+SAME_MEMBER_OF_COPY(Height);
+static_assert(sizeof(cuda::CUDA_MEMCPY2D) == sizeof(::CUDA_MEMCPY2D));
 
 #define SAME_MEMBER(name)                                                                  \
   static_assert(offsetof(cuda::CUlaunchConfig, name) == offsetof(::CUlaunchConfig, name)); \

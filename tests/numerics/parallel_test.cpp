@@ -6,10 +6,13 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "runtime/cuda/memory.hpp"
+#include "runtime/parallel/nccl.hpp"
 #include "runtime/parallel/transport.hpp"
 #include "tests/support/workload.hpp"
 #include "tests/unit/expect_error.h"
@@ -70,6 +73,49 @@ constexpr TensorMember tensors[] = {
     &AttentionArgs::q,   &AttentionArgs::k,    &AttentionArgs::v,  &AttentionArgs::o,  &AttentionArgs::lse,
     &AttentionArgs::d_o, &AttentionArgs::dlse, &AttentionArgs::dq, &AttentionArgs::dk, &AttentionArgs::dv};
 
+// The GPU of a rank, with copies of its tensors.
+struct Gpu {
+  explicit Gpu(int index) : context(index), stream(context), engine(options(index)) {}
+  static EngineOptions options(int index) {
+    EngineOptions made;
+    made.device = "cuda:" + std::to_string(index);
+    made.cache_dir = cache_folder();
+    return made;
+  }
+  ParallelGroup group(int size) const {
+    static const std::vector<void*> communicators = nccl_communicators(size);
+    return ParallelGroup::of_nccl(communicators[static_cast<std::size_t>(context.index())]);
+  }
+  Tensor upload(const Tensor& host) {
+    std::size_t bytes = size_of(host.dtype);
+    for (int i = 0; i < host.rank; ++i)
+      bytes *= static_cast<std::size_t>(host.shape[static_cast<std::size_t>(i)]);
+    Copy& copy = copies.emplace_back(cuda::DeviceBuffer(context, bytes), host.data, bytes);
+    copy.memory.copy_from(host.data, bytes, stream.get());
+    Tensor there = host;
+    there.data = copy.memory.data();
+    there.device = {Device::Kind::cuda, context.index()};
+    return there;
+  }
+  void download() {
+    stream.synchronize();
+    for (const Copy& copy : copies) copy.memory.copy_to(copy.host, copy.bytes, stream.get());
+    stream.synchronize();
+  }
+
+  struct Copy {
+    Copy(cuda::DeviceBuffer buffer, void* at, std::size_t size)
+        : memory(std::move(buffer)), host(at), bytes(size) {}
+    cuda::DeviceBuffer memory;
+    void* host;
+    std::size_t bytes;
+  };
+  cuda::Context context;
+  cuda::OwnedStream stream;
+  Engine engine;
+  std::deque<Copy> copies;
+};
+
 void on_threads(int size, const std::function<void(int rank)>& work) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) threads.emplace_back(work, rank);
@@ -80,18 +126,22 @@ class Parallel : public ComputesOnEveryDevice {
  protected:
   // Computes what the workload asks for by so many ranks, and writes it where one engine would. Returns the
   // steps of rank 0.
-  ParallelAttention::Steps run(Workload& workload, int size, SequenceLayout layout) {
+  ParallelAttention::Steps run(Workload& workload, int size, SequenceLayout layout, bool on_gpus = false) {
     const Case& c = workload.given();
     const bool backward = c.spec.op == Operation::backward;
     const AttentionSpec forward = backward ? forward_of(c.spec) : c.spec;
-    std::vector<ParallelGroup> group = ParallelGroup::of_threads(size);
+    std::vector<ParallelGroup> group;
+    if (!on_gpus) group = ParallelGroup::of_threads(size);
     std::vector<std::string> errors(static_cast<std::size_t>(size));
     ParallelAttention::Steps steps;
     const AttentionArgs& whole = workload.args();
-    Engine& engine = on().engine();  // made here, before there are threads
+    Engine& of_cpu = on().engine();  // made here, before there are threads
     on_threads(size, [&](int rank) {
       try {
-        const ParallelGroup& own = group[static_cast<std::size_t>(rank)];
+        std::optional<Gpu> gpu;
+        if (on_gpus) gpu.emplace(rank);
+        Engine& engine = gpu ? gpu->engine : of_cpu;
+        const ParallelGroup own = gpu ? gpu->group(size) : group[static_cast<std::size_t>(rank)];
         const ParallelAttention attention(engine, forward, c.shape(), layout, own);
         std::deque<OwnTensor> parts;
         AttentionArgs args = whole;
@@ -115,10 +165,19 @@ class Parallel : public ComputesOnEveryDevice {
         const auto address = (reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64;
         args.workspace = Tensor::contiguous(reinterpret_cast<void*>(address), DType::uint8, {},
                                             {static_cast<std::int64_t>(bytes)});
-        if (backward)
-          attention.backward(args);
-        else
-          attention.forward(args);
+        if (gpu) {
+          args.workspace = gpu->upload(*args.workspace);
+          for (const TensorMember member : tensors)
+            if (args.*member) args.*member = gpu->upload(*(args.*member));
+        }
+        for (int turn = 0; turn < (gpu ? 3 : 1); ++turn) {  // a GPU's ranks may be a call ahead of each other
+          if (backward)
+            attention.backward(args, gpu ? gpu->stream.get() : nullptr);
+          else
+            attention.forward(args, gpu ? gpu->stream.get() : nullptr);
+        }
+        if (gpu) gpu->download();
+        own.require_alive();
         for (const auto& [part, member] : outputs) part->give(*(whole.*member));
         if (rank == 0) steps = attention.last_steps();
       } catch (const Error& error) {
@@ -191,7 +250,7 @@ TEST_P(Parallel, SkipsWhatNoRowSees) {
   Workload workload(on(), c);
   workload.reset();
   const ParallelAttention::Steps first = run(workload, 4, SequenceLayout::contiguous);
-  EXPECT_EQ(first.launched, 1);  // rows 0 to 11 see no other keys
+  EXPECT_EQ(first.launched, 2);  // each half of rows 0 to 11, which see no other keys
   EXPECT_EQ(first.skipped, 3);
   EXPECT_TRUE(workload.check());
 }
@@ -218,7 +277,7 @@ TEST_P(Parallel, RanksThatDisagreeAreToldBeforeTheFirstStep) {
                    if (rank == 0)
                      attention.forward(none);
                    else
-                     of.transport()->meet(nullptr);
+                     of.transport()->gather("");
                  });
   });
 }
@@ -240,6 +299,34 @@ TEST_P(Parallel, RefusesWhatALayoutDoesNotCompute) {
   expect_error(ErrorCode::invalid_argument, {"50", "8"},
                [] { sequence_chunks(SequenceLayout::zigzag, 50, 0, 4); });
   EXPECT_EQ(sequence_chunks(SequenceLayout::zigzag, 48, 1, 4), (std::vector<SequenceChunk>{{6, 6}, {36, 6}}));
+}
+
+// Two GPUs, of which this process has a thread each. The oracle is a CPU's case.
+TEST_P(Parallel, OnGpus) {
+  const int size = static_cast<int>(cuda_devices().size());
+  if (on().is_cuda() || size < 2) GTEST_SKIP() << "needs two GPUs and NCCL";
+  std::uint64_t seed = 80;
+  for (
+      const char* const fields :
+      {R"("dtype": "bf16", "head_dim": 128)", R"("dtype": "bf16", "head_dim": 128, "mask": ["causal"])",
+       R"("dtype": "fp16", "head_dim": 64, "mask": ["causal"], "dropout": true)",
+       R"("dtype": "bf16", "head_dim": 96, "mask": ["causal"], "deterministic": false, "score": ["softcap"])",
+       R"("dtype": "bf16", "head_dim": 128, "mask": ["causal", "sliding_window"])"})
+    for (const SequenceLayout layout :
+         {SequenceLayout::contiguous, SequenceLayout::zigzag, SequenceLayout::heads})
+      for (const char* const op : {"forward", "backward"}) {
+        if (layout == SequenceLayout::heads && std::string(fields).find("dropout") != std::string::npos)
+          continue;
+        Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 512, .seqlen_k = 512, .seed = seed++};
+        c.heads_q *= size, c.heads_kv *= size;
+        c.masks = verify::MaskDataOptions{.window_left = 100};
+        c.spec = AttentionSpec::from_json(std::string("{\"op\": \"") + op + "\", " + fields + "}");
+        SCOPED_TRACE(c.spec.to_json() + ", " + to_string(layout));
+        Workload workload(on(), c);
+        workload.reset();
+        run(workload, size, layout, true);
+        EXPECT_TRUE(workload.check());
+      }
 }
 
 FLASHJIT_ON_EVERY_DEVICE(Parallel);

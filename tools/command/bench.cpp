@@ -520,6 +520,17 @@ Verb add_bench(const Arguments& parent) {
       .needs(start)
       .capture_default_str();
   start.excludes(configs).excludes(compile);
+  const Argument gpus =
+      app.add_option("--gpus", options->gpus,
+                     "Measure GPUs 0 to N - 1 together, each with its part of the sequence, beside GPU 0 alone")
+          .between(2, 64)
+          .excludes(configs)
+          .excludes(compile)
+          .excludes(start);
+  app.add_option("--layout", options->layout,
+                 "With --gpus: how the sequence is divided: contiguous, zigzag, heads or best")
+      .needs(gpus)
+      .capture_default_str();
   const Argument svg = app.add_option("--svg", options->svg, "Draw speed over seqlen into this file")
                            .excludes(compile)
                            .excludes(start);
@@ -565,8 +576,10 @@ Verb add_bench(const Arguments& parent) {
       "--heads-kv 8\n"
       "  flashjit bench spec.json --compile --targets native,sm_90\n"
       "  flashjit bench spec.json --start --device cuda:0 --cache-path kernels --cache-dir ''\n"
+      "  flashjit bench spec.json --gpus 2 --seqlens 32768,65536 --heads-q 16\n"
       "  flashjit bench --serve --device cuda:0\n");
   return {app, [options] {
+            if (options->gpus) return bench_gpus(*options);
             if (options->serve) return bench_serve(*options);
             if (options->start) return bench_start(*options);
             return options->compile ? bench_compile(*options) : bench_kernels(*options);

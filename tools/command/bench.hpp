@@ -28,6 +28,8 @@ struct BenchOptions {
   std::vector<std::string> targets = {"native"};
   bool start = false;                  // measure the way to the first result instead
   int threads = 16;                    // threads that ask at once for a kernel in memory
+  int gpus = 0;                        // measure so many together
+  std::string layout = "best";         // of the sequence among them
   bool serve = false;                  // measure what standard input asks for
   std::string svg;                     // a picture of the rows goes to this file
   std::vector<std::string> baselines;  // files of recorded runs to draw beside this one
@@ -57,6 +59,9 @@ int bench_compile(const BenchOptions& options);
 // bench --start: the time from the start of this process to its first result, and of engine.get from disk and
 // from memory.
 int bench_start(const BenchOptions& options);
+
+// bench --gpus: a sequence over several GPUs of this host, beside one of them alone.
+int bench_gpus(const BenchOptions& options);
 
 // bench --serve: answers requests, one JSON value a line, until standard input ends.
 int bench_serve(const BenchOptions& options);

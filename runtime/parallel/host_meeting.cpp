@@ -1,0 +1,176 @@
+#include "runtime/parallel/host_meeting.hpp"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "codegen/base/digest.hpp"
+#include "codegen/base/error.hpp"
+
+namespace flashjit {
+namespace {
+
+[[noreturn]] void failed(const std::string& what) {
+  throw Error(ErrorCode::device_failed,
+              what + ": " + std::strerror(errno) + "; ranks of a host need memory under /dev/shm");
+}
+
+// A process that has ended counts as gone before its parent has asked for its end. One of another
+// namespace, whose number says nothing here, counts as there.
+bool is_gone(std::int64_t process) {
+  if (kill(static_cast<pid_t>(process), 0) != 0) return errno == ESRCH;
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  std::string text;
+  std::getline(file, text);
+  const std::size_t end = text.rfind(')');
+  return end != std::string::npos && text.compare(end, 3, ") Z") == 0;
+}
+
+}  // namespace
+
+struct HostMeeting::Shared {
+  static constexpr std::size_t most_text = 1 << 16;
+  struct Rank {
+    std::atomic<std::int64_t> process, namespace_of;
+    std::uint64_t length;
+    char text[most_text];
+  };
+  std::atomic<std::uint32_t> arrived, turn;
+  std::atomic<std::uint32_t> failure;  // 0: none; 1: being written; 2: in `why`
+  char why[1024];
+  Rank ranks[];
+};
+
+namespace {
+
+// Of process numbers.
+std::int64_t own_namespace() {
+  char text[64] = {};
+  const ssize_t length = readlink("/proc/self/ns/pid", text, sizeof text - 1);
+  std::int64_t number = 0;
+  for (ssize_t i = 0; i < length; ++i)
+    if (text[i] >= '0' && text[i] <= '9') number = number * 10 + (text[i] - '0');
+  return number;
+}
+
+}  // namespace
+
+std::string HostMeeting::create(int size) {
+  std::uint64_t number = 0;
+  if (getrandom(&number, sizeof number, 0) != sizeof number) failed("a random name");
+  const std::string name = "/flashjit-" + std::to_string(number);
+  const int file = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
+  if (file < 0) failed("shared memory " + name);
+  const std::size_t bytes = sizeof(Shared) + static_cast<std::size_t>(size) * sizeof(Shared::Rank);
+  const int result = ftruncate(file, static_cast<off_t>(bytes));
+  close(file);
+  if (result != 0) {
+    shm_unlink(name.c_str());
+    failed("shared memory " + name);
+  }
+  return name;
+}
+
+HostMeeting::HostMeeting(const std::string& name, int rank, int size)
+    : rank_(rank),
+      size_(size),
+      bytes_(sizeof(Shared) + static_cast<std::size_t>(size) * sizeof(Shared::Rank)) {
+  const int file = shm_open(name.c_str(), O_RDWR, 0);
+  if (file < 0) failed("shared memory " + name);
+  void* const memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  close(file);
+  if (memory == MAP_FAILED) failed("shared memory " + name);
+  shared_ = static_cast<Shared*>(memory);  // zeros, which are the atomics' initial values
+  shared_->ranks[rank_].namespace_of = own_namespace();
+  shared_->ranks[rank_].process = getpid();
+  try {
+    gather({});
+  } catch (...) {
+    munmap(shared_, bytes_);
+    throw;
+  }
+  if (rank_ == 0) shm_unlink(name.c_str());
+}
+
+HostMeeting::~HostMeeting() {
+  munmap(shared_, bytes_);
+}
+
+std::vector<std::string> HostMeeting::gather(const std::string& own) {
+  // Of a longer text, which no usual work has, the end is told by its digest.
+  std::string told = own;
+  if (told.size() > Shared::most_text) {
+    const std::string rest = digest(own);
+    told.resize(Shared::most_text - rest.size());
+    told += rest;
+  }
+  Shared::Rank& mine = shared_->ranks[rank_];
+  mine.length = told.size();
+  std::memcpy(mine.text, told.data(), told.size());
+  wait();
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < size_; ++rank)
+    texts.emplace_back(shared_->ranks[rank].text,
+                       std::min<std::size_t>(shared_->ranks[rank].length, Shared::most_text));
+  wait();  // nobody changes them before all have read them
+  return texts;
+}
+
+void HostMeeting::wait() {
+  require_alive();
+  const std::uint32_t mine = shared_->turn;
+  if (++shared_->arrived == static_cast<std::uint32_t>(size_)) {
+    shared_->arrived = 0;
+    ++shared_->turn;
+    return;
+  }
+  constexpr int turns_of_a_look = 1000;
+  for (int i = 0; shared_->turn == mine; ++i) {
+    if (i % turns_of_a_look == turns_of_a_look - 1) has_failed();
+    if (shared_->failure) require_alive();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+void HostMeeting::fail(const std::string& why) noexcept {
+  std::uint32_t none = 0;
+  if (!shared_->failure.compare_exchange_strong(none, 1)) return;
+  std::strncpy(shared_->why, why.c_str(), sizeof shared_->why - 1);
+  shared_->failure = 2;
+}
+
+void HostMeeting::require_alive() const {
+  if (shared_->failure == 0) return;
+  while (shared_->failure == 1) std::this_thread::yield();
+  throw Error(ErrorCode::device_failed,
+              std::string(shared_->why) + "; the group is of no use any more, and a new one would work");
+}
+
+bool HostMeeting::has_failed() noexcept {
+  if (shared_->failure) return true;
+  for (int rank = 0; rank < size_; ++rank) {
+    const Shared::Rank& one = shared_->ranks[rank];
+    const std::int64_t process = one.process;
+    if (process == 0 || one.namespace_of != shared_->ranks[rank_].namespace_of || !is_gone(process)) continue;
+    try {
+      fail("the process of rank " + std::to_string(rank) + " of the group has ended");
+    } catch (...) {
+      fail("");
+    }
+    return true;
+  }
+  return false;
+}
+
+}  // namespace flashjit

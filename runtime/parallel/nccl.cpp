@@ -1,0 +1,92 @@
+#include "runtime/parallel/nccl.hpp"
+
+#include <dlfcn.h>
+
+#include <type_traits>
+
+#include "cache/environment.hpp"
+#include "runtime/arguments/checks.hpp"
+#include "runtime/library_file.hpp"
+
+namespace flashjit {
+namespace {
+
+// The part of NCCL's interface that we call, written from its documentation.
+using ncclResult_t = int;
+using ncclComm_t = void*;
+constexpr int ncclUint8 = 1;
+
+#define FLASHJIT_NCCL_FUNCTIONS(X)                           \
+  X(GetErrorString, const char*(ncclResult_t))               \
+  X(CommInitAll, ncclResult_t(ncclComm_t*, int, const int*)) \
+  X(CommCount, ncclResult_t(ncclComm_t, int*))               \
+  X(CommUserRank, ncclResult_t(ncclComm_t, int*))            \
+  X(CommCuDevice, ncclResult_t(ncclComm_t, int*))            \
+  X(AllGather, ncclResult_t(const void*, void*, std::size_t, int, ncclComm_t, Stream))
+
+struct NcclApi {
+#define FLASHJIT_MEMBER(name, ...) std::add_pointer_t<__VA_ARGS__> name = nullptr;
+  FLASHJIT_NCCL_FUNCTIONS(FLASHJIT_MEMBER)
+#undef FLASHJIT_MEMBER
+};
+
+[[noreturn]] void unavailable(const std::string& why) {
+  throw Error(
+      ErrorCode::target_unavailable,
+      "NCCL: " + why + "; the library that made the communicator, named by FLASHJIT_NCCL, would work");
+}
+
+// A communicator belongs to the library that made it, which the process has.
+void* open_nccl() {
+  constexpr char library_name[] = "libnccl.so.2";
+  std::string why;
+  if (const std::string named = environment_variable(Variable::nccl); !named.empty()) {
+    if (void* const library = open_library(named, &why)) return library;
+    unavailable(why);
+  }
+  if (dlsym(RTLD_DEFAULT, "ncclCommCount")) return RTLD_DEFAULT;
+  if (void* const library = dlopen(library_name, RTLD_NOW | RTLD_NOLOAD)) return library;
+  if (void* const library = open_library(library_name, &why)) return library;
+  unavailable(why);
+}
+
+const NcclApi& nccl() {
+  static const NcclApi api = [] {
+    void* const library = open_nccl();
+    NcclApi made;
+#define FLASHJIT_FIND(name, ...)                                                               \
+  made.name = reinterpret_cast<std::add_pointer_t<__VA_ARGS__>>(dlsym(library, "nccl" #name)); \
+  if (!made.name) unavailable("the library lacks nccl" #name);
+    FLASHJIT_NCCL_FUNCTIONS(FLASHJIT_FIND)
+#undef FLASHJIT_FIND
+    return made;
+  }();
+  return api;
+}
+
+}  // namespace
+
+std::vector<void*> nccl_communicators(int count) {
+  std::vector<void*> made(static_cast<std::size_t>(count));
+  if (const int result = nccl().CommInitAll(made.data(), count, nullptr); result != 0)
+    throw Error(ErrorCode::device_failed, std::string("ncclCommInitAll: ") + nccl().GetErrorString(result));
+  return made;
+}
+
+NcclCommunicator::NcclCommunicator(void* comm) : comm_(comm) {
+  if (!comm) refuse_argument("comm is null; an ncclComm_t would work");
+  check(nccl().CommUserRank(comm_, &rank_), "ncclCommUserRank");
+  check(nccl().CommCount(comm_, &size_), "ncclCommCount");
+  check(nccl().CommCuDevice(comm_, &device_), "ncclCommCuDevice");
+}
+
+void NcclCommunicator::all_gather(const void* from, void* to, std::size_t bytes, Stream stream) const {
+  check(nccl().AllGather(from, to, bytes, ncclUint8, comm_, stream), "ncclAllGather");
+}
+
+void NcclCommunicator::check(int result, const char* what) const {
+  if (result != 0)
+    throw Error(ErrorCode::device_failed, std::string(what) + ": " + nccl().GetErrorString(result));
+}
+
+}  // namespace flashjit

@@ -1,0 +1,36 @@
+// NCCL, opened at run time: what the group of a communicator needs to begin with.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "runtime/flashjit.hpp"
+
+namespace flashjit {
+
+// A caller's ncclComm_t.
+class NcclCommunicator {
+ public:
+  // Throws target_unavailable if NCCL cannot be found, device_failed with its text.
+  explicit NcclCommunicator(void* comm);
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  int device() const { return device_; }  // of this rank, as CUDA counts them
+
+  // Of equally many bytes of device memory from every rank, by rank. Enqueued on the stream.
+  void all_gather(const void* from, void* to, std::size_t bytes, Stream stream) const;
+
+ private:
+  void check(int result, const char* what) const;
+
+  void* const comm_;
+  int rank_ = 0, size_ = 0, device_ = 0;
+};
+
+// Communicators of GPUs 0 to count - 1 for threads of this process, for the command and the tests: the ranks
+// of a host application have their own. They are never destroyed.
+std::vector<void*> nccl_communicators(int count);
+
+}  // namespace flashjit

@@ -1,0 +1,49 @@
+// What a rank computes of attention over several ranks, by one way of dividing it.
+#pragma once
+
+#include <memory>
+
+#include "runtime/parallel.hpp"
+#include "runtime/parallel/transport.hpp"
+
+namespace flashjit {
+
+struct RankTask {
+  Engine& engine;
+  std::shared_ptr<Transport> transport;
+  Shape whole;
+  AttentionSpec spec, gradients;  // a forward and its backward, as the caller has them
+  SequenceLayout layout;
+
+  int own() const { return transport->rank(); }
+  int size() const { return transport->size(); }
+  // The rank that is `step` after this one, in a circle.
+  int after(int step) const { return (own() + step) % size(); }
+  std::int64_t batch() const { return whole.batch; }
+  int own_rows() const { return whole.seqlen_q / size(); }
+  int own_keys() const { return whole.seqlen_k / size(); }
+};
+
+class RankAttention {
+ public:
+  virtual ~RankAttention() = default;
+
+  virtual std::size_t workspace_bytes(bool backward) const = 0;
+  // Loads the kernels of a launch, and makes the memory that others write into. All ranks call it.
+  virtual void prepare(bool backward) = 0;
+  // Of checked arguments, after prepare().
+  virtual ParallelAttention::Steps forward(const AttentionArgs& args, Stream stream) = 0;
+  virtual ParallelAttention::Steps backward(const AttentionArgs& args, Stream stream) = 0;
+  // Waits until this rank's copies are done.
+  virtual void finish() = 0;
+};
+
+std::unique_ptr<RankAttention> attention_by_sequence(const RankTask& task);
+std::unique_ptr<RankAttention> attention_by_heads(const RankTask& task);
+
+// What ranks tell each other: that what they sent is there, or sent back, and that its place is free again.
+enum Box { sent, returned, freed, num_boxes };
+// An exchange whose places are free.
+std::shared_ptr<Exchange> open_exchange(const RankTask& task, std::size_t bytes);
+
+}  // namespace flashjit

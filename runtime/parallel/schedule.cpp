@@ -1,0 +1,155 @@
+#include "runtime/parallel/schedule.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace flashjit {
+namespace {
+
+using Seen = std::vector<char>;  // of each chunk of keys
+
+// The chunks of a zigzag, or halves of the only chunk: while the first is computed with the rank's own keys,
+// the others' arrive.
+std::vector<RowPiece> pieces_of(SequenceLayout layout, int seqlen, int rank, int size) {
+  std::vector<RowPiece> pieces;
+  int first = 0;
+  for (const SequenceChunk& chunk : sequence_chunks(layout, seqlen, rank, size)) {
+    const int halves = layout != SequenceLayout::zigzag && size > 1 && chunk.length % 2 == 0 ? 2 : 1;
+    const int length = chunk.length / halves;
+    for (int i = 0; i < halves; ++i, first += length)
+      pieces.push_back({first, {chunk.begin + i * length, length}});
+  }
+  return pieces;
+}
+
+class Scheduler {
+ public:
+  Scheduler(const AttentionSpec& spec, const AttentionArgs& args, const Shape& whole, SequenceLayout layout,
+            int rank, int size)
+      : rank_(rank), keys_(key_chunks(layout, whole.seqlen_k, size)) {
+    made_.receivers.resize(keys_.chunks.size());
+    for (int other = 0; other < size; ++other) {
+      const std::vector<RowPiece> pieces = pieces_of(layout, whole.seqlen_q, other, size);
+      std::vector<Seen> seen;
+      for (const RowPiece& piece : pieces) {
+        Seen& own = seen.emplace_back();
+        for (const SequenceChunk& chunk : keys_.chunks) own.push_back(may_see(spec, args, piece.rows, chunk));
+      }
+      for (int c = 0; c < count(); ++c) {
+        const bool any = std::any_of(seen.begin(), seen.end(), [&](const Seen& own) { return own[at(c)]; });
+        if (any && keys_.owner_of[at(c)] != other) made_.receivers[at(c)].push_back(other);
+        if (other != rank || keys_.owner_of[at(c)] == rank) continue;
+        const int owner = keys_.owner_of[at(c)];
+        if (!any)
+          ++made_.unseen;
+        else if (std::find(made_.senders.begin(), made_.senders.end(), owner) == made_.senders.end())
+          made_.senders.push_back(owner);
+      }
+      if (other == rank) made_.pieces = pieces, seen_ = std::move(seen);
+    }
+  }
+
+  Schedule forward() {
+    if (made_.senders.empty()) {
+      for (int piece = 0; piece < num_pieces(); ++piece) add(piece, 1, own_alone(seen_[at(piece)]), true);
+    } else {
+      const Seen& first = seen_[0];
+      add(0, 1, own_alone(first), true);
+      add(0, 1, others_alone(first), false);
+      for (int piece = 1; piece < num_pieces(); ++piece) add(piece, 1, seen_[at(piece)], false);
+    }
+    // Rows that see no key are written, too.
+    for (int piece = 0; piece < num_pieces(); ++piece)
+      if (std::none_of(made_.launches.begin(), made_.launches.end(),
+                       [&](const ScheduledLaunch& launch) { return launch.piece == piece; }))
+        made_.launches.push_back({piece, 1, own_run(), true});
+    return std::move(made_);
+  }
+
+  Schedule backward() {
+    add(0, 1, own_alone(seen_[0]), true);
+    bool together = true;  // all rows, side by side, with the same keys of others
+    for (int piece = 1; piece < num_pieces(); ++piece) {
+      const RowPiece &before = made_.pieces[at(piece - 1)], &own = made_.pieces[at(piece)];
+      together = together && before.rows.begin + before.rows.length == own.rows.begin &&
+                 others_alone(seen_[at(piece)]) == others_alone(seen_[0]);
+    }
+    if (together)
+      add(0, num_pieces(), others_alone(seen_[0]), false);
+    else
+      for (int piece = num_pieces() - 1; piece >= 0; --piece)
+        add(piece, 1, others_alone(seen_[at(piece)]), false);
+    for (int piece = 1; piece < num_pieces(); ++piece) add(piece, 1, own_alone(seen_[at(piece)]), true);
+    return std::move(made_);
+  }
+
+ private:
+  static std::size_t at(int i) { return static_cast<std::size_t>(i); }
+  int count() const { return static_cast<int>(keys_.chunks.size()); }
+  int num_pieces() const { return static_cast<int>(made_.pieces.size()); }
+  bool is_own(int chunk) const { return keys_.owner_of[at(chunk)] == rank_; }
+
+  Seen own_alone(Seen seen) const {
+    for (int c = 0; c < count(); ++c) seen[at(c)] = seen[at(c)] && is_own(c);
+    return seen;
+  }
+  Seen others_alone(Seen seen) const {
+    for (int c = 0; c < count(); ++c) seen[at(c)] = seen[at(c)] && !is_own(c);
+    return seen;
+  }
+  ChunkRun own_run() const {
+    int c = 0;
+    while (!is_own(c)) ++c;
+    return {c, c + 1};
+  }
+  // A launch for each run of chunks side by side.
+  void add(int piece, int pieces, const Seen& seen, bool own) {
+    for (int c = 0; c < count(); ++c) {
+      if (!seen[at(c)]) continue;
+      ChunkRun run{c, c};
+      while (run.end < count() && seen[at(run.end)]) ++run.end;
+      made_.launches.push_back({piece, pieces, run, own});
+      c = run.end;
+    }
+  }
+
+  const int rank_;
+  const KeyChunks keys_;
+  std::vector<Seen> seen_;  // by each piece of this rank's rows
+  Schedule made_;
+};
+
+}  // namespace
+
+KeyChunks key_chunks(SequenceLayout layout, int seqlen_k, int size) {
+  KeyChunks all;
+  const std::size_t count =
+      static_cast<std::size_t>(size) * sequence_chunks(layout, seqlen_k, 0, size).size();
+  all.chunks.resize(count);
+  all.owner_of.resize(count);
+  all.place_of.resize(count);
+  for (int rank = 0; rank < size; ++rank) {
+    const std::vector<SequenceChunk> own = sequence_chunks(layout, seqlen_k, rank, size);
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      // Of a whole without keys all chunks begin at 0, and any order is right.
+      const std::size_t c = layout == SequenceLayout::zigzag && i == 1
+                                ? count - 1 - static_cast<std::size_t>(rank)
+                                : static_cast<std::size_t>(rank);
+      all.chunks[c] = own[i];
+      all.owner_of[c] = rank;
+      all.place_of[c] = static_cast<int>(i);
+    }
+  }
+  return all;
+}
+
+Schedule forward_schedule(const AttentionSpec& spec, const AttentionArgs& args, const Shape& whole,
+                          SequenceLayout layout, int rank, int size) {
+  return Scheduler(spec, args, whole, layout, rank, size).forward();
+}
+Schedule backward_schedule(const AttentionSpec& spec, const AttentionArgs& args, const Shape& whole,
+                           SequenceLayout layout, int rank, int size) {
+  return Scheduler(spec, args, whole, layout, rank, size).backward();
+}
+
+}  // namespace flashjit

@@ -1,0 +1,306 @@
+// flashjit bench --gpus: attention over several GPUs of this host, beside one of them alone.
+#include <algorithm>
+#include <cmath>
+#include <condition_variable>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/cuda/memory.hpp"
+#include "runtime/parallel.hpp"
+#include "runtime/parallel/nccl.hpp"
+#include "runtime/timing.hpp"
+#include "runtime/workspace.hpp"
+#include "tools/command/bench.hpp"
+#include "tools/command/exit_code.hpp"
+#include "tools/verify/element.hpp"
+#include "tools/verify/table.hpp"
+
+namespace flashjit::command {
+namespace {
+
+// A place where all threads wait for each other. Once one has failed, none waits.
+class Barrier {
+ public:
+  explicit Barrier(int count) : count_(count) {}
+  void wait() {
+    std::unique_lock lock(mutex_);
+    const int mine = turn_;
+    if (++waiting_ == count_) {
+      waiting_ = 0;
+      ++turn_;
+      changed_.notify_all();
+    }
+    changed_.wait(lock, [&] { return turn_ != mine || failed_; });
+    if (failed_ && turn_ == mine) throw Error(ErrorCode::device_failed, "another GPU's rank failed");
+  }
+  void fail() {
+    const std::lock_guard lock(mutex_);
+    failed_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  const int count_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int waiting_ = 0, turn_ = 0;
+  bool failed_ = false;
+};
+
+// Bell-shaped numbers, some 2^20 of them again and again.
+class Numbers {
+ public:
+  explicit Numbers(std::uint64_t seed) {
+    std::mt19937_64 random(seed);
+    std::normal_distribution<double> normal;
+    for (double& x : values_) x = normal(random);
+  }
+  void fill(cuda::DeviceBuffer& memory, DType dtype, Stream stream) const {
+    std::vector<std::byte> bytes(memory.size());
+    const std::size_t count = bytes.size() / size_of(dtype), period = std::min(count, values_.size());
+    for (std::size_t i = 0; i < period; ++i)
+      verify::store_element(bytes.data(), dtype, static_cast<std::int64_t>(i), values_[i]);
+    for (std::size_t done = period; done < count; done += period)
+      std::copy_n(bytes.data(), std::min(period, count - done) * size_of(dtype),
+                  bytes.data() + done * size_of(dtype));
+    memory.copy_from(bytes.data(), bytes.size(), stream);
+  }
+
+ private:
+  std::vector<double> values_ = std::vector<double>((std::size_t{1} << 20) + 7);
+};
+
+// One GPU's tensors of a forward and a backward.
+class Tensors {
+ public:
+  Tensors(const cuda::Context& context, const AttentionSpec& spec, const Shape& shape,
+          const BenchOptions& options, const Numbers& numbers, Stream stream)
+      : context_(context), numbers_(numbers), stream_(stream) {
+    args.window_left = options.masks.window_left;
+    args.window_right = options.masks.window_right;
+    args.num_sinks = options.masks.num_sinks;
+    const auto rows = [&](int heads, int dim, int length) {
+      return std::vector<std::int64_t>{shape.batch, length, heads, dim};
+    };
+    const std::vector<std::int64_t> q = rows(shape.num_heads_q, spec.head_dim, shape.seqlen_q),
+                                    o = rows(shape.num_heads_q, spec.head_dim_v, shape.seqlen_q),
+                                    k = rows(shape.num_heads_kv, spec.head_dim, shape.seqlen_k),
+                                    v = rows(shape.num_heads_kv, spec.head_dim_v, shape.seqlen_k);
+    args.q = take(spec.dtype, q, true);
+    args.k = take(spec.dtype, k, true);
+    args.v = take(spec.dtype, v, true);
+    args.o = take(spec.o_dtype.value_or(spec.dtype), o, false);
+    args.lse = take(DType::fp32, {shape.batch, shape.num_heads_q, shape.seqlen_q}, false);
+    if (!info_of(spec.op).writes_gradients) return;
+    const DType gradients = spec.grad_dtype.value_or(spec.dtype);
+    args.d_o = take(spec.dtype, o, true);
+    args.dq = take(gradients, q, false);
+    args.dk = take(gradients, k, false);
+    args.dv = take(gradients, v, false);
+  }
+  void take_workspace(std::size_t bytes) {
+    if (bytes > 0) args.workspace = take(DType::uint8, {static_cast<std::int64_t>(bytes)}, false);
+  }
+
+  AttentionArgs args;
+
+ private:
+  Tensor take(DType dtype, const std::vector<std::int64_t>& sizes, bool filled) {
+    std::size_t bytes = size_of(dtype);
+    for (const std::int64_t size : sizes) bytes *= static_cast<std::size_t>(size);
+    cuda::DeviceBuffer& buffer =
+        *buffers_.emplace_back(std::make_unique<cuda::DeviceBuffer>(context_, bytes));
+    if (filled)
+      numbers_.fill(buffer, dtype, stream_);
+    else
+      buffer.fill(0xff, stream_);
+    return Tensor::contiguous(buffer.data(), dtype, {Device::Kind::cuda, context_.index()}, sizes);
+  }
+
+  const cuda::Context& context_;
+  const Numbers& numbers_;
+  const Stream stream_;
+  std::vector<std::unique_ptr<cuda::DeviceBuffer>> buffers_;
+};
+
+SequenceLayout layout_of(const std::string& name) {
+  for (const SequenceLayout layout :
+       {SequenceLayout::contiguous, SequenceLayout::zigzag, SequenceLayout::heads, SequenceLayout::best})
+    if (name == to_string(layout)) return layout;
+  throw Error(ErrorCode::invalid_argument,
+              "layout '" + name + "' is none of contiguous, zigzag, heads and best");
+}
+
+struct GpusRow {
+  Shape shape;
+  std::string layout, reason;
+  double alone_ms = 0, together_ms = 0;
+  std::size_t workspace = 0;
+  int launches = 0;
+};
+
+class GpusBench {
+ public:
+  GpusBench(const BenchOptions& options, const AttentionSpec& spec)
+      : options_(options),
+        spec_(spec),
+        backward_(info_of(spec.op).writes_gradients),
+        barrier_(options.gpus),
+        communicators_(nccl_communicators(options.gpus)),
+        numbers_(options.seed),
+        samples_(static_cast<std::size_t>(options.gpus)) {}
+
+  GpusRow measure(const Shape& shape) {
+    row_ = {};
+    row_.shape = shape;
+    std::vector<std::thread> threads;
+    std::vector<std::string> errors(static_cast<std::size_t>(options_.gpus));
+    for (int rank = 0; rank < options_.gpus; ++rank)
+      threads.emplace_back([&, rank] {
+        try {
+          run(rank, shape);
+        } catch (const std::exception& error) {
+          errors[static_cast<std::size_t>(rank)] = error.what();
+          barrier_.fail();
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+    for (const std::string& error : errors)
+      if (!error.empty()) throw Error(ErrorCode::device_failed, error);
+    // A round takes as long as the slowest rank.
+    std::vector<double> together;
+    for (std::size_t i = 0; i < samples_[0].size(); ++i) {
+      double slowest = 0;
+      for (const std::vector<double>& of_rank : samples_) slowest = std::max(slowest, of_rank[i]);
+      together.push_back(slowest);
+    }
+    row_.together_ms = median(together);
+    row_.alone_ms = median(alone_);
+    for (std::vector<double>& of_rank : samples_) of_rank.clear();
+    alone_.clear();
+    return row_;
+  }
+
+ private:
+  static AttentionArgs forward_of(AttentionArgs args) {
+    args.d_o.reset(), args.dq.reset(), args.dk.reset(), args.dv.reset();
+    return args;
+  }
+  void run(int rank, const Shape& shape) {
+    const cuda::Context context(rank);
+    const cuda::OwnedStream stream(context);
+    EngineOptions engine_options;
+    engine_options.device = "cuda:" + std::to_string(rank);
+    Engine engine(engine_options);
+    AttentionSpec forward = spec_;
+    if (backward_) {
+      forward.op = Operation::forward;
+      forward.deterministic = false;
+      forward.grad_dtype.reset();
+      forward = forward.validated();
+    }
+    const ParallelGroup group = ParallelGroup::of_nccl(communicators_[static_cast<std::size_t>(rank)]);
+    const ParallelAttention attention(engine, forward, shape, layout_of(options_.layout), group);
+    Tensors own(context, spec_, attention.own_shape(), options_, numbers_, stream.get());
+    own.take_workspace(std::max(attention.workspace_bytes(Operation::forward),
+                                attention.workspace_bytes(Operation::backward)));
+    std::unique_ptr<Tensors> whole;
+    const Kernel* kernel = nullptr;
+    if (rank == 0) {
+      whole = std::make_unique<Tensors>(context, spec_, shape, options_, numbers_, stream.get());
+      const Kernel& of_forward = engine.get(forward, shape);
+      kernel = &engine.get(spec_, shape);
+      whole->take_workspace(std::max(kernel->workspace_bytes(shape), of_forward.workspace_bytes(shape)));
+      if (backward_) of_forward.launch(forward_of(whole->args), stream.get());
+      row_.layout = to_string(attention.layout());
+      row_.reason = attention.layout_reason();
+    }
+    attention.forward(forward_of(own.args), stream.get());
+    stream.synchronize();
+    group.require_alive();
+    attention.prepare(spec_.op);
+    const auto together = [&] {
+      if (backward_)
+        attention.backward(own.args, stream.get());
+      else
+        attention.forward(own.args, stream.get());
+    };
+    const auto time = [&](const std::function<void()>& launch) {
+      constexpr int launches = 3;
+      cuda::Event start(context), stop(context);
+      launch();
+      start.record(stream.get());
+      for (int i = 0; i < launches; ++i) launch();
+      stop.record(stream.get());
+      return elapsed_ms(start, stop) / launches;
+    };
+    for (int round = 0; round <= options_.rounds; ++round) {
+      barrier_.wait();
+      const double ms = time(together);
+      barrier_.wait();
+      if (round > 0) samples_[static_cast<std::size_t>(rank)].push_back(ms);
+      if (rank != 0) continue;
+      const double alone = time([&] { kernel->launch(whole->args, stream.get()); });
+      if (round > 0) alone_.push_back(alone);
+    }
+    group.require_alive();
+    if (rank == 0) row_.launches = attention.last_steps().launched;
+    stream.synchronize();
+    barrier_.wait();
+  }
+
+  const BenchOptions& options_;
+  const AttentionSpec spec_;
+  const bool backward_;
+  Barrier barrier_;
+  const std::vector<void*> communicators_;
+  const Numbers numbers_;
+  std::vector<std::vector<double>> samples_;  // of each rank
+  std::vector<double> alone_;
+  GpusRow row_;
+};
+
+}  // namespace
+
+int bench_gpus(const BenchOptions& options) {
+  std::vector<GpusRow> rows;
+  verify::Table table({"op", "shape", "layout", "one GPU, ms", std::to_string(options.gpus) + " GPUs, ms",
+                       "rate of each / one's"});
+  Json json = Json::array();
+  for (const std::string& argument : options.specs) {
+    const AttentionSpec spec = read_spec(argument, options.op);
+    GpusBench bench(options, spec);
+    for (const Shape& shape : options.shape.shapes(spec, options.seqlens)) {
+      const GpusRow row = bench.measure(shape);
+      const double share = row.alone_ms / (row.together_ms * options.gpus);
+      table.add({to_string(spec.op),
+                 std::to_string(shape.batch) + " x " + std::to_string(shape.seqlen_q) + ", " +
+                     std::to_string(shape.num_heads_q) + "/" + std::to_string(shape.num_heads_kv),
+                 row.layout, verify::digits(row.alone_ms, 4), verify::digits(row.together_ms, 4),
+                 verify::digits(share)});
+      Json one = {{"spec", Json::parse(spec.to_json())}};
+      one.update(shape_json(shape));
+      one.update({{"gpus", options.gpus},
+                  {"layout", row.layout},
+                  {"layout_reason", row.reason},
+                  {"launches", row.launches},
+                  {"one_gpu_ms", row.alone_ms},
+                  {"ms", row.together_ms},
+                  {"share_of_one_gpus_rate", share}});
+      json.push_back(one);
+    }
+  }
+  if (options.json)
+    print_json(json);
+  else
+    std::cout << shown(table);
+  return exit_ok;
+}
+
+}  // namespace flashjit::command

@@ -149,7 +149,8 @@ struct AttentionArgs {
   // [n, batch, seqlen, heads, head_dim], packed [n, total, heads, head_dim].
   // With sum they are added as they are, and o may be the first of them.
   std::optional<Tensor> parts_o{};
-  // Without sum: float32 [n, batch, heads, seqlen], packed [n, heads, total]; like a merge's lse by any strides.
+  // Without sum: float32 [n, batch, heads, seqlen], packed [n, heads, total]; like a merge's lse by any
+  // strides.
   std::optional<Tensor> parts_lse{};
 
   // backward: the loss's gradients. o and lse are inputs then, as the forward wrote them: o has the spec's

@@ -38,7 +38,7 @@ enum class Needs {
   packed_keys,
   padding,
   key_lengths,
-  weights,     // a merge that weighs its parts
+  weights,  // a merge that weighs its parts
   sliding_window,
   sinks,
   block_sparse,

@@ -7,8 +7,8 @@
 namespace flashjit::merge_cpu {
 namespace {
 
-constexpr std::string_view fields[] = {"head_dim_v",    "lse",         "varlen",
-                                       "deterministic", "parts_dtype", "sum", "config"};
+constexpr std::string_view fields[] = {"head_dim_v",  "lse", "varlen", "deterministic",
+                                       "parts_dtype", "sum", "config"};
 constexpr std::string_view choices[] = {"num_stages", "num_warps"};
 
 constexpr char function_text[] =

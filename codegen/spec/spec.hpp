@@ -101,9 +101,9 @@ struct FLASHJIT_API AttentionSpec {
   std::optional<DType> parts_dtype = {};  // merge: dtype of the partial results; absent: fp32
   // merge: adds the parts as they are, without weights, such as gradients of several launches.
   bool sum = false;
-  std::optional<DType> grad_dtype = {};   // backward: dtype of dq, dk and dv; absent: dtype
-  std::optional<DType> kv_dtype = {};     // int8, fp8_e4m3, fp8_e5m2: the dtype of k and v; absent: dtype
-  std::optional<KvScale> kv_scale = {};   // with kv_dtype; absent: tensor
+  std::optional<DType> grad_dtype = {};  // backward: dtype of dq, dk and dv; absent: dtype
+  std::optional<DType> kv_dtype = {};    // int8, fp8_e4m3, fp8_e5m2: the dtype of k and v; absent: dtype
+  std::optional<KvScale> kv_scale = {};  // with kv_dtype; absent: tensor
   // Formulas that turn scale * q.k into the score that the softmax sees, applied one after the other.
   std::vector<std::string> score = {};
   std::vector<DeclaredTable> tables = {};

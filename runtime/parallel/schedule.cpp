@@ -51,12 +51,12 @@ class Scheduler {
 
   Schedule forward() {
     if (made_.senders.empty()) {
-      for (int piece = 0; piece < num_pieces(); ++piece) add(piece, 1, own_alone(seen_[at(piece)]), true);
+      for (int piece = 0; piece < num_pieces(); ++piece) add(piece, 1, own_alone(seen_[at(piece)]));
     } else {
       const Seen& first = seen_[0];
-      add(0, 1, own_alone(first), true);
-      add(0, 1, others_alone(first), false);
-      for (int piece = 1; piece < num_pieces(); ++piece) add(piece, 1, seen_[at(piece)], false);
+      add(0, 1, own_alone(first));
+      add(0, 1, others_alone(first));
+      for (int piece = 1; piece < num_pieces(); ++piece) add(piece, 1, seen_[at(piece)]);
     }
     // Rows that see no key are written, too.
     for (int piece = 0; piece < num_pieces(); ++piece)
@@ -67,7 +67,7 @@ class Scheduler {
   }
 
   Schedule backward() {
-    add(0, 1, own_alone(seen_[0]), true);
+    add(0, 1, own_alone(seen_[0]));
     bool together = true;  // all rows, side by side, with the same keys of others
     for (int piece = 1; piece < num_pieces(); ++piece) {
       const RowPiece &before = made_.pieces[at(piece - 1)], &own = made_.pieces[at(piece)];
@@ -75,11 +75,10 @@ class Scheduler {
                  others_alone(seen_[at(piece)]) == others_alone(seen_[0]);
     }
     if (together)
-      add(0, num_pieces(), others_alone(seen_[0]), false);
+      add(0, num_pieces(), others_alone(seen_[0]));
     else
-      for (int piece = num_pieces() - 1; piece >= 0; --piece)
-        add(piece, 1, others_alone(seen_[at(piece)]), false);
-    for (int piece = 1; piece < num_pieces(); ++piece) add(piece, 1, own_alone(seen_[at(piece)]), true);
+      for (int piece = num_pieces() - 1; piece >= 0; --piece) add(piece, 1, others_alone(seen_[at(piece)]));
+    for (int piece = 1; piece < num_pieces(); ++piece) add(piece, 1, own_alone(seen_[at(piece)]));
     return std::move(made_);
   }
 
@@ -103,11 +102,12 @@ class Scheduler {
     return {c, c + 1};
   }
   // A launch for each run of chunks side by side.
-  void add(int piece, int pieces, const Seen& seen, bool own) {
+  void add(int piece, int pieces, const Seen& seen) {
     for (int c = 0; c < count(); ++c) {
       if (!seen[at(c)]) continue;
       ChunkRun run{c, c};
-      while (run.end < count() && seen[at(run.end)]) ++run.end;
+      bool own = true;
+      for (; run.end < count() && seen[at(run.end)]; ++run.end) own = own && is_own(run.end);
       made_.launches.push_back({piece, pieces, run, own});
       c = run.end;
     }

@@ -1,5 +1,5 @@
-// Merges partial results of attention, each over a part of the keys, into one, or adds partial gradients, on a
-// CPU. cuda/merge.cuh says more.
+// Merges partial results of attention, each over a part of the keys, into one, or adds partial gradients, on
+// a CPU. cuda/merge.cuh says more.
 #pragma once
 
 #include "cpu/vector.h"

@@ -521,8 +521,9 @@ Verb add_bench(const Arguments& parent) {
       .capture_default_str();
   start.excludes(configs).excludes(compile);
   const Argument gpus =
-      app.add_option("--gpus", options->gpus,
-                     "Measure GPUs 0 to N - 1 together, each with its part of the sequence, beside GPU 0 alone")
+      app.add_option(
+             "--gpus", options->gpus,
+             "Measure GPUs 0 to N - 1 together, each with its part of the sequence, beside GPU 0 alone")
           .between(2, 64)
           .excludes(configs)
           .excludes(compile)

@@ -237,8 +237,7 @@ Oracle merge_oracle(const AttentionSpec& spec, const AttentionArgs& args, const 
   };
   const int rank = spec.varlen ? 3 : 4;
   const Tensor parts_o = unpacked(required("parts_o", args.parts_o, rank + 1), 1);
-  const Tensor parts_lse =
-      spec.sum ? Tensor{} : unpacked(required("parts_lse", args.parts_lse, rank), 1);
+  const Tensor parts_lse = spec.sum ? Tensor{} : unpacked(required("parts_lse", args.parts_lse, rank), 1);
   const auto strides = [](const Tensor& t) {
     return std::array{t.strides[0], t.strides[1], t.strides[2], t.strides[3]};
   };

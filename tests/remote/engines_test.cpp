@@ -6,11 +6,13 @@
 #include <cmath>
 #include <csignal>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "cache/remote_cache.hpp"
 #include "cache/tune_store.hpp"
 #include "codegen/families/search_space.hpp"
+#include "runtime/flashjit.h"
 #include "runtime/flashjit.hpp"
 #include "runtime/remote/remote_client.hpp"
 #include "runtime/tune/environment.hpp"
@@ -122,6 +124,62 @@ TEST_F(RemoteEngines, AStoreThatIsDownIsToldAndCostsLittle) {
     EXPECT_THAT(info.cache_note, HasSubstr(n == 0 ? "cannot connect" : "is not asked for a while"));
     EXPECT_THAT(info.path, HasSubstr(folder.path()));
   }
+}
+
+TEST_F(RemoteEngines, TheCInterfaceHasTheOptions) {
+  const RedisServer server;
+  const std::string url = server.url() + patient, trust = key.trusted(), path = key.path();
+  const NamedKey other("other");
+  // The origin of a kernel in a host with these options.
+  const auto origin = [&](const std::function<void(flashjit_engine_options&)>& set) -> std::string {
+    const Scratch folder;
+    flashjit_engine_options options{};
+    options.struct_size = sizeof options;
+    const std::string own = folder.path();
+    options.cache_dir = own.c_str();
+    options.cache_path = options.signing_key = "";
+    options.num_threads = 1;
+    options.cache_remote = url.c_str();
+    options.cache_trust = trust.c_str();
+    set(options);
+    flashjit_engine* engine = nullptr;
+    flashjit_spec* spec = nullptr;
+    const flashjit_kernel* kernel = nullptr;
+    const char* info = nullptr;
+    flashjit_shape shape{};
+    shape.struct_size = sizeof shape;
+    shape.batch = shape.num_heads_q = shape.num_heads_kv = 1;
+    shape.seqlen_q = shape.seqlen_k = 16;
+    flashjit_status status = flashjit_engine_create(&options, &engine);
+    if (status == FLASHJIT_OK) status = flashjit_spec_create(small_spec(0).to_json().c_str(), &spec);
+    if (status == FLASHJIT_OK) status = flashjit_engine_get(engine, spec, &shape, &kernel);
+    if (status == FLASHJIT_OK) status = flashjit_kernel_info(kernel, &info);
+    const std::string found = status == FLASHJIT_OK
+                                  ? nlohmann::json::parse(info).at("origin").get<std::string>()
+                                  : "code " + std::to_string(status);
+    flashjit_spec_destroy(spec);
+    flashjit_engine_destroy(engine);
+    return found;
+  };
+  const auto store_configs = [](flashjit_engine_options& options) { options.store_configs = 1; };
+  EXPECT_EQ(origin(store_configs), "code " + std::to_string(FLASHJIT_NOT_PREBUILT));
+  EXPECT_EQ(origin([&](flashjit_engine_options& options) { options.signing_key = path.c_str(); }),
+            "compiled");
+  EXPECT_EQ(origin(store_configs), "remote");
+  const std::string untrusted = other.trusted();
+  EXPECT_EQ(origin([&](flashjit_engine_options& options) { options.cache_trust = untrusted.c_str(); }),
+            "compiled");
+  // Without the options the environment says the same, and empty ones say that there is none.
+  ::setenv("FLASHJIT_CACHE_REMOTE", url.c_str(), 1);
+  ::setenv("FLASHJIT_TRUST", trust.c_str(), 1);
+  EXPECT_EQ(
+      origin([](flashjit_engine_options& options) { options.cache_remote = options.cache_trust = nullptr; }),
+      "remote");
+  EXPECT_EQ(origin([](flashjit_engine_options& options) { options.cache_remote = ""; }), "compiled");
+  ::unsetenv("FLASHJIT_CACHE_REMOTE");
+  ::unsetenv("FLASHJIT_TRUST");
+  EXPECT_EQ(origin([](flashjit_engine_options& options) { options.cache_remote = "ftp://kernels"; }),
+            "code " + std::to_string(FLASHJIT_CACHE_FAILED));
 }
 
 TEST_F(RemoteEngines, AHostWithoutACompilerTakesAnyEntryOfTheRequest) {

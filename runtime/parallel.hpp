@@ -46,12 +46,14 @@ class Transport;  // runtime/parallel/transport.hpp
 // A rank's place among the ranks that compute together.
 class FLASHJIT_API ParallelGroup {
  public:
-  // One rank for each of `size` threads of this process, whose engines are CPUs'. Each thread takes its own.
+  // One rank for each of `size` threads of this process, whose engines are CPUs', or GPUs' that reach each
+  // other's memory. Each thread takes its own.
   static std::vector<ParallelGroup> of_threads(int size);
   // This process's rank of an NCCL communicator (`comm` is an ncclComm_t), whose GPUs belong to one host and
-  // reach each other's memory. It must outlast the group. All ranks call it; engines are those of their GPUs.
-  // NCCL serves to begin with, and copies then go from GPU to GPU without it. Throws unsupported if a rank is
-  // on another host, target_unavailable if no NCCL is loaded or found, device_failed with NCCL's text.
+  // reach each other's memory. All ranks call it; engines are those of their GPUs. NCCL serves to begin with,
+  // and copies then go from GPU to GPU without it. For ranks that are processes: threads have of_threads().
+  // Throws unsupported if a rank is on another host, target_unavailable if no NCCL is loaded or found,
+  // device_failed with NCCL's text.
   static ParallelGroup of_nccl(void* comm);
 
   int rank() const noexcept;

@@ -9,7 +9,7 @@
 namespace flashjit {
 
 std::shared_ptr<Exchange> open_exchange(const RankTask& task, std::size_t bytes) {
-  std::shared_ptr<Exchange> exchange = task.transport->exchange(bytes, num_boxes);
+  std::shared_ptr<Exchange> exchange = task.transport->exchange(task.engine.device(), bytes, num_boxes);
   exchange->begin(nullptr);
   for (int step = 1; step < task.size(); ++step) exchange->post(task.after(step), freed);
   return exchange;
@@ -95,7 +95,8 @@ ParallelAttention::ParallelAttention(Engine& engine, const AttentionSpec& spec, 
   const std::string said = spec.to_json() + ", batch " + std::to_string(whole.batch) + ", seqlens " +
                            std::to_string(whole.seqlen_q) + "/" + std::to_string(whole.seqlen_k) +
                            ", heads " + std::to_string(whole.num_heads_q) + "/" +
-                           std::to_string(whole.num_heads_kv) + ", layout " + to_string(layout);
+                           std::to_string(whole.num_heads_kv) + ", layout " + to_string(layout) +
+                           (engine.device().kind == Device::Kind::cuda ? ", GPUs" : ", CPUs");
   const std::vector<std::string> all = group.transport()->gather(said);
   for (std::size_t rank = 0; rank < all.size(); ++rank)
     if (all[rank] != all[0])

@@ -16,12 +16,11 @@ using ncclResult_t = int;
 using ncclComm_t = void*;
 constexpr int ncclUint8 = 1;
 
-#define FLASHJIT_NCCL_FUNCTIONS(X)                           \
-  X(GetErrorString, const char*(ncclResult_t))               \
-  X(CommInitAll, ncclResult_t(ncclComm_t*, int, const int*)) \
-  X(CommCount, ncclResult_t(ncclComm_t, int*))               \
-  X(CommUserRank, ncclResult_t(ncclComm_t, int*))            \
-  X(CommCuDevice, ncclResult_t(ncclComm_t, int*))            \
+#define FLASHJIT_NCCL_FUNCTIONS(X)                \
+  X(GetErrorString, const char*(ncclResult_t))    \
+  X(CommCount, ncclResult_t(ncclComm_t, int*))    \
+  X(CommUserRank, ncclResult_t(ncclComm_t, int*)) \
+  X(CommCuDevice, ncclResult_t(ncclComm_t, int*)) \
   X(AllGather, ncclResult_t(const void*, void*, std::size_t, int, ncclComm_t, Stream))
 
 struct NcclApi {
@@ -65,13 +64,6 @@ const NcclApi& nccl() {
 }
 
 }  // namespace
-
-std::vector<void*> nccl_communicators(int count) {
-  std::vector<void*> made(static_cast<std::size_t>(count));
-  if (const int result = nccl().CommInitAll(made.data(), count, nullptr); result != 0)
-    throw Error(ErrorCode::device_failed, std::string("ncclCommInitAll: ") + nccl().GetErrorString(result));
-  return made;
-}
 
 NcclCommunicator::NcclCommunicator(void* comm) : comm_(comm) {
   if (!comm) refuse_argument("comm is null; an ncclComm_t would work");

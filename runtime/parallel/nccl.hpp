@@ -29,8 +29,4 @@ class NcclCommunicator {
   int rank_ = 0, size_ = 0, device_ = 0;
 };
 
-// Communicators of GPUs 0 to count - 1 for threads of this process, for the command and the tests: the ranks
-// of a host application have their own. They are never destroyed.
-std::vector<void*> nccl_communicators(int count);
-
 }  // namespace flashjit

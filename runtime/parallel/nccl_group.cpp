@@ -1,35 +1,17 @@
-// Ranks that are GPUs of one host. They write into each other's memory by copy engines, which take no
-// multiprocessor from the kernels that run meanwhile, and tell each other by memory operations of streams,
-// which a CUDA graph can hold. NCCL only brings them together: then they meet on the host.
-#include <unistd.h>
-
-#include <chrono>
-#include <condition_variable>
-#include <cstdint>
+// Ranks that are GPUs of one host. NCCL only brings them together: then they meet on the host.
 #include <cstring>
-#include <deque>
 #include <fstream>
-#include <mutex>
-#include <thread>
-#include <utility>
 
 #include "runtime/arguments/checks.hpp"
 #include "runtime/cuda/memory.hpp"
 #include "runtime/parallel.hpp"
+#include "runtime/parallel/cuda_exchange.hpp"
 #include "runtime/parallel/host_meeting.hpp"
 #include "runtime/parallel/nccl.hpp"
-#include "runtime/parallel/tensor_parts.hpp"
 #include "runtime/parallel/transport.hpp"
 
 namespace flashjit {
 namespace {
-
-using cuda::check;
-using cuda::driver;
-
-cuda::CUdeviceptr address_of(const void* pointer) {
-  return reinterpret_cast<cuda::CUdeviceptr>(pointer);
-}
 
 // What ranks tell each other by NCCL.
 struct Hello {
@@ -42,231 +24,15 @@ std::string boot_of_host() {
   return boot;
 }
 
-// Where a rank's memory is.
-struct Place {
-  std::int64_t process, device, address;
-  cuda::CUipcMemHandle handle;
-};
-
-// Another rank's memory in this process's addresses.
-class PeerMemory {
- public:
-  PeerMemory(const cuda::Context& context, const Place& own, const Place& peer, int rank) {
-    const auto refuse = [&](const std::string& why) {
-      throw Error(ErrorCode::unsupported, "rank " + std::to_string(rank) + " of the group " + why +
-                                              "; GPUs of one host that reach each other's memory would work");
-    };
-    const cuda::ContextScope scope(context);
-    if (own.process == peer.process) {
-      const cuda::Context of_peer(static_cast<int>(peer.device));
-      const cuda::CUresult result = driver().CtxEnablePeerAccess(of_peer.handle(), 0);
-      if (result != cuda::CUDA_SUCCESS && result != cuda::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
-        refuse("has a GPU whose memory is out of reach: " + cuda::error_text(result));
-      address_ = static_cast<cuda::CUdeviceptr>(peer.address);
-      return;
-    }
-    const cuda::CUresult result =
-        driver().IpcOpenMemHandle(&opened_, peer.handle, cuda::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-    if (result != cuda::CUDA_SUCCESS) refuse("has memory out of reach: " + cuda::error_text(result));
-    address_ = opened_;
-  }
-  PeerMemory(PeerMemory&& other) noexcept
-      : address_(other.address_), opened_(std::exchange(other.opened_, 0)) {}
-  ~PeerMemory() {
-    const cuda::DriverApi* const api = cuda::driver_of_this_process();
-    if (opened_ && api) api->IpcCloseMemHandle(opened_);
-  }
-  cuda::CUdeviceptr address() const { return address_; }
-
- private:
-  cuda::CUdeviceptr address_ = 0, opened_ = 0;
-};
-
-// Device memory begins with the boxes: a word for each box of each rank, 1 where it is posted.
-class CudaExchange : public Exchange {
- public:
-  CudaExchange(const cuda::Context& context, int rank, int size, std::size_t bytes, int boxes)
-      : context_(context),
-        rank_(rank),
-        size_(size),
-        boxes_bytes_((static_cast<std::size_t>(size * boxes) * sizeof(unsigned) + 255) / 256 * 256),
-        memory_(context, boxes_bytes_ + bytes),
-        copies_(context),
-        forked_(context),
-        joined_(context) {
-    memory_.fill(0, copies_.get());
-    load_copies();
-    copies_.synchronize();
-  }
-  ~CudaExchange() override {
-    try {
-      copies_.synchronize();
-    } catch (const Error&) {
-      // A destructor reports no failure, such as a context that is gone.
-    }
-  }
-
-  Place place() const {
-    Place place{getpid(), context_.index(), static_cast<std::int64_t>(address_of(memory_.data())), {}};
-    const cuda::ContextScope scope(context_);
-    check(driver().IpcGetMemHandle(&place.handle, address_of(memory_.data())), "cuIpcGetMemHandle");
-    return place;
-  }
-  void open_peers(const std::vector<Place>& places) {
-    const Place& own = places[static_cast<std::size_t>(rank_)];
-    for (int rank = 0; rank < size_; ++rank) {
-      if (rank == rank_) {
-        addresses_.push_back(address_of(memory_.data()));
-        continue;
-      }
-      const PeerMemory& peer =
-          peers_.emplace_back(context_, own, places[static_cast<std::size_t>(rank)], rank);
-      addresses_.push_back(peer.address());
-    }
-  }
-
-  // Ends what waits for others, once one of them has failed.
-  void release(Stream stream) const {
-    const cuda::ContextScope scope(context_);
-    for (std::size_t at = 0; at < boxes_bytes_; at += sizeof(unsigned))
-      driver().StreamWriteValue32(static_cast<cuda::CUstream>(stream), address_of(memory_.data()) + at, 1,
-                                  cuda::CU_STREAM_WRITE_VALUE_DEFAULT);
-  }
-
-  std::byte* memory() const override { return static_cast<std::byte*>(memory_.data()) + boxes_bytes_; }
-  void write(std::byte* to, const void* from, std::size_t bytes) override {
-    if (bytes == 0) return;
-    const cuda::ContextScope scope(context_);
-    check(driver().MemcpyAsync(address_of(to), address_of(from), bytes, copies()), "copy to the device");
-    copies_.synchronize();
-  }
-
-  void begin(Stream stream) override {
-    forked_.record(stream);
-    forked_.hold(copies_.get());
-  }
-  void end(Stream stream) override {
-    joined_.record(copies_.get());
-    joined_.hold(stream);
-  }
-  void finish() override { copies_.synchronize(); }
-  void await(int rank, int box) override { take(rank, box, copies_.get()); }
-  void wait(int rank, int box, Stream stream) override { take(rank, box, stream); }
-  void post(int rank, int box) override {
-    const cuda::ContextScope scope(context_);
-    check(driver().StreamWriteValue32(copies(), box_of(rank, rank_, box), 1,
-                                      cuda::CU_STREAM_WRITE_VALUE_DEFAULT),
-          "cuStreamWriteValue32");
-  }
-  void put(int rank, const Tensor& to, const Tensor& from) override {
-    const cuda::ContextScope scope(context_);
-    const cuda::CUdeviceptr own = addresses_[static_cast<std::size_t>(rank_)],
-                            other = addresses_[static_cast<std::size_t>(rank)];
-    for (const Block& block : blocks_of(to, from)) {
-      const cuda::CUdeviceptr there = address_of(block.to) - own + other;
-      const auto width = static_cast<std::size_t>(block.width),
-                 height = static_cast<std::size_t>(block.height);
-      if (height == 1) {
-        check(driver().MemcpyAsync(there, address_of(block.from), width, copies()), "copy to a rank");
-        continue;
-      }
-      cuda::CUDA_MEMCPY2D copy{};
-      copy.srcMemoryType = copy.dstMemoryType = cuda::CU_MEMORYTYPE_UNIFIED;
-      copy.srcDevice = address_of(block.from);
-      copy.dstDevice = there;
-      copy.srcPitch = static_cast<std::size_t>(block.from_pitch);
-      copy.dstPitch = static_cast<std::size_t>(block.to_pitch);
-      copy.WidthInBytes = width;
-      copy.Height = height;
-      check(driver().Memcpy2DAsync(&copy, copies()), "copy to a rank");
-    }
-  }
-
- private:
-  // The driver loads the code of a copy on the device at its first use, which may have to wait for the
-  // device.
-  void load_copies() const {
-    const cuda::ContextScope scope(context_);
-    const cuda::CUdeviceptr at = address_of(memory_.data());
-    check(driver().MemcpyAsync(at, at + 64, 64, copies()), "copy on the device");
-    cuda::CUDA_MEMCPY2D copy{};
-    copy.srcMemoryType = copy.dstMemoryType = cuda::CU_MEMORYTYPE_UNIFIED;
-    copy.srcDevice = at + 64, copy.dstDevice = at;
-    copy.srcPitch = copy.dstPitch = 32;
-    copy.WidthInBytes = 16, copy.Height = 2;
-    check(driver().Memcpy2DAsync(&copy, copies()), "copy on the device");
-  }
-  cuda::CUstream copies() const { return static_cast<cuda::CUstream>(copies_.get()); }
-  // In the memory of `owner`.
-  cuda::CUdeviceptr box_of(int owner, int poster, int box) const {
-    return addresses_[static_cast<std::size_t>(owner)] +
-           static_cast<cuda::CUdeviceptr>(box * size_ + poster) * sizeof(unsigned);
-  }
-  void take(int rank, int box, Stream stream) const {
-    const cuda::ContextScope scope(context_);
-    const auto on = static_cast<cuda::CUstream>(stream);
-    const cuda::CUdeviceptr at = box_of(rank_, rank, box);
-    check(driver().StreamWaitValue32(on, at, 1, cuda::CU_STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue32");
-    check(driver().StreamWriteValue32(on, at, 0, cuda::CU_STREAM_WRITE_VALUE_DEFAULT),
-          "cuStreamWriteValue32");
-  }
-
-  const cuda::Context& context_;
-  const int rank_, size_;
-  const std::size_t boxes_bytes_;
-  cuda::DeviceBuffer memory_;
-  const cuda::OwnedStream copies_;
-  cuda::Event forked_, joined_;
-  std::deque<PeerMemory> peers_;
-  std::vector<cuda::CUdeviceptr> addresses_;  // of every rank's memory
-};
-
-// A thread that looks whether all ranks are there, and ends what waits for those that are not.
-class Watch {
- public:
-  Watch(HostMeeting& meeting, const cuda::Context& context) : meeting_(meeting), stream_(context) {
-    thread_ = std::thread([this] { run(); });
-  }
-  ~Watch() {
-    {
-      const std::lock_guard lock(mutex_);
-      stopped_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  void add(const std::shared_ptr<CudaExchange>& exchange) {
-    const std::lock_guard lock(mutex_);
-    exchanges_.push_back(exchange);
-  }
-
- private:
-  void run() {
-    constexpr std::chrono::milliseconds pause(100);
-    std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, pause, [&] { return stopped_; })) {
-      if (!meeting_.has_failed()) continue;
-      for (const std::weak_ptr<CudaExchange>& each : exchanges_)
-        if (const auto exchange = each.lock()) exchange->release(stream_.get());
-    }
-  }
-
-  HostMeeting& meeting_;
-  const cuda::OwnedStream stream_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool stopped_ = false;
-  std::vector<std::weak_ptr<CudaExchange>> exchanges_;
-  std::thread thread_;
-};
-
 class NcclTransport : public Transport {
  public:
   explicit NcclTransport(void* comm)
       : comm_(comm),
-        context_(comm_.device()),
         meeting_(name_of_meeting(), comm_.rank(), comm_.size()),
-        watch_(meeting_, context_) {}
+        exchanges_(
+            comm_.device(), comm_.rank(), comm_.size(),
+            [this](const std::string& own) { return meeting_.gather(own); },
+            [this] { return meeting_.has_failed(); }) {}
 
   int rank() const override { return comm_.rank(); }
   int size() const override { return comm_.size(); }
@@ -279,23 +45,8 @@ class NcclTransport : public Transport {
   void require_alive() const override { meeting_.require_alive(); }
 
   std::vector<std::string> gather(const std::string& own) override { return meeting_.gather(own); }
-  std::shared_ptr<Exchange> exchange(std::size_t bytes, int boxes) override {
-    auto made = std::make_shared<CudaExchange>(context_, rank(), size(), bytes, boxes);
-    const Place own = made->place();
-    std::vector<Place> places;
-    for (const std::string& text : gather(std::string(reinterpret_cast<const char*>(&own), sizeof own)))
-      std::memcpy(&places.emplace_back(), text.data(), sizeof own);
-    // A rank that cannot reach another tells all, so that none waits for it.
-    std::string refusal;
-    try {
-      made->open_peers(places);
-    } catch (const Error& error) {
-      refusal = error.message();
-    }
-    for (const std::string& text : gather(refusal))
-      if (!text.empty()) throw Error(ErrorCode::unsupported, text);
-    watch_.add(made);
-    return made;
+  std::shared_ptr<Exchange> exchange(Device, std::size_t bytes, int boxes) override {
+    return exchanges_.open(bytes, boxes);
   }
   void fail(const std::string& why) noexcept override {
     try {
@@ -315,8 +66,9 @@ class NcclTransport : public Transport {
     const auto count = static_cast<std::size_t>(size());
     std::vector<Hello> all(count);
     {
-      const cuda::OwnedStream stream(context_);
-      cuda::DeviceBuffer from(context_, sizeof own), to(context_, sizeof own * count);
+      const cuda::Context context(comm_.device());
+      const cuda::OwnedStream stream(context);
+      cuda::DeviceBuffer from(context, sizeof own), to(context, sizeof own * count);
       from.copy_from(&own, sizeof own, stream.get());
       comm_.all_gather(from.data(), to.data(), sizeof own, stream.get());
       to.copy_to(all.data(), sizeof own * count, stream.get());
@@ -331,9 +83,8 @@ class NcclTransport : public Transport {
   }
 
   const NcclCommunicator comm_;
-  const cuda::Context context_;
   HostMeeting meeting_;
-  Watch watch_;
+  CudaExchanges exchanges_;
 };
 
 }  // namespace

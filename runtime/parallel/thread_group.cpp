@@ -1,12 +1,15 @@
-// Ranks that are threads of one process: they write into each other's memory.
+// Ranks that are threads of one process, with engines of CPUs or each of a GPU: they write into each other's
+// memory.
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <utility>
 
 #include "runtime/arguments/checks.hpp"
 #include "runtime/parallel.hpp"
+#include "runtime/parallel/cuda_exchange.hpp"
 #include "runtime/parallel/tensor_parts.hpp"
 #include "runtime/parallel/transport.hpp"
 
@@ -111,11 +114,7 @@ class ThreadTransport : public Transport {
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(meetings_->size); }
-  void require_device(Device device) const override {
-    if (device.kind != Device::Kind::cpu)
-      throw Error(ErrorCode::unsupported,
-                  "a group of threads was given the engine of a GPU; engines with device cpu would work");
-  }
+  void require_device(Device) const override {}
 
   std::vector<std::string> gather(const std::string& own) override {
     {
@@ -127,7 +126,8 @@ class ThreadTransport : public Transport {
     meetings_->wait();  // nobody changes them before all have read them
     return all;
   }
-  std::shared_ptr<Exchange> exchange(std::size_t bytes, int boxes) override {
+  std::shared_ptr<Exchange> exchange(Device device, std::size_t bytes, int boxes) override {
+    if (device.kind == Device::Kind::cuda) return on_gpu(device.index, bytes, boxes);
     constexpr std::size_t alignment = 256;
     std::unique_ptr<std::byte[]> memory(new std::byte[bytes + alignment]);
     const auto address =
@@ -160,9 +160,21 @@ class ThreadTransport : public Transport {
 
  private:
   std::size_t place() const { return static_cast<std::size_t>(rank_); }
+  std::shared_ptr<Exchange> on_gpu(int device, std::size_t bytes, int boxes) {
+    std::unique_ptr<CudaExchanges>& exchanges = exchanges_[device];
+    if (!exchanges)
+      exchanges = std::make_unique<CudaExchanges>(
+          device, rank_, size(), [this](const std::string& own) { return gather(own); },
+          [meetings = meetings_] {
+            const std::lock_guard lock(meetings->mutex);
+            return !meetings->failure.empty();
+          });
+    return exchanges->open(bytes, boxes);
+  }
 
   const std::shared_ptr<Meetings> meetings_;
   const int rank_;
+  std::map<int, std::unique_ptr<CudaExchanges>> exchanges_;  // by GPU
 };
 
 }  // namespace

@@ -57,8 +57,8 @@ class Transport {
 
   // What every rank says, by rank.
   virtual std::vector<std::string> gather(const std::string& own) = 0;
-  // Every rank calls it with the same numbers.
-  virtual std::shared_ptr<Exchange> exchange(std::size_t bytes, int boxes) = 0;
+  // In memory of the engine's device. Every rank calls it with the same numbers.
+  virtual std::shared_ptr<Exchange> exchange(Device device, std::size_t bytes, int boxes) = 0;
   // Throws device_failed once a rank has failed.
   virtual void require_alive() const = 0;
   // Makes the waiting and later calls of the other ranks throw device_failed.

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "runtime/cuda/memory.hpp"
-#include "runtime/parallel/nccl.hpp"
 #include "runtime/parallel/transport.hpp"
 #include "tests/support/workload.hpp"
 #include "tests/unit/expect_error.h"
@@ -82,10 +81,6 @@ struct Gpu {
     made.cache_dir = cache_folder();
     return made;
   }
-  ParallelGroup group(int size) const {
-    static const std::vector<void*> communicators = nccl_communicators(size);
-    return ParallelGroup::of_nccl(communicators[static_cast<std::size_t>(context.index())]);
-  }
   Tensor upload(const Tensor& host) {
     std::size_t bytes = size_of(host.dtype);
     for (int i = 0; i < host.rank; ++i)
@@ -130,8 +125,7 @@ class Parallel : public ComputesOnEveryDevice {
     const Case& c = workload.given();
     const bool backward = c.spec.op == Operation::backward;
     const AttentionSpec forward = backward ? forward_of(c.spec) : c.spec;
-    std::vector<ParallelGroup> group;
-    if (!on_gpus) group = ParallelGroup::of_threads(size);
+    const std::vector<ParallelGroup> group = ParallelGroup::of_threads(size);
     std::vector<std::string> errors(static_cast<std::size_t>(size));
     ParallelAttention::Steps steps;
     const AttentionArgs& whole = workload.args();
@@ -141,7 +135,7 @@ class Parallel : public ComputesOnEveryDevice {
         std::optional<Gpu> gpu;
         if (on_gpus) gpu.emplace(rank);
         Engine& engine = gpu ? gpu->engine : of_cpu;
-        const ParallelGroup own = gpu ? gpu->group(size) : group[static_cast<std::size_t>(rank)];
+        const ParallelGroup& own = group[static_cast<std::size_t>(rank)];
         const ParallelAttention attention(engine, forward, c.shape(), layout, own);
         std::deque<OwnTensor> parts;
         AttentionArgs args = whole;
@@ -304,7 +298,7 @@ TEST_P(Parallel, RefusesWhatALayoutDoesNotCompute) {
 // Two GPUs, of which this process has a thread each. The oracle is a CPU's case.
 TEST_P(Parallel, OnGpus) {
   const int size = static_cast<int>(cuda_devices().size());
-  if (on().is_cuda() || size < 2) GTEST_SKIP() << "needs two GPUs and NCCL";
+  if (on().is_cuda() || size < 2) GTEST_SKIP() << "needs two GPUs";
   std::uint64_t seed = 80;
   using Layout = SequenceLayout;
   const std::vector<std::pair<const char*, std::vector<Layout>>> cases = {

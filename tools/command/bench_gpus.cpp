@@ -13,7 +13,6 @@
 
 #include "runtime/cuda/memory.hpp"
 #include "runtime/parallel.hpp"
-#include "runtime/parallel/nccl.hpp"
 #include "runtime/timing.hpp"
 #include "runtime/workspace.hpp"
 #include "tools/command/bench.hpp"
@@ -152,7 +151,7 @@ class GpusBench {
         spec_(spec),
         backward_(info_of(spec.op).writes_gradients),
         barrier_(options.gpus),
-        communicators_(nccl_communicators(options.gpus)),
+        group_(ParallelGroup::of_threads(options.gpus)),
         numbers_(options.seed),
         samples_(static_cast<std::size_t>(options.gpus)) {}
 
@@ -205,7 +204,7 @@ class GpusBench {
       forward.grad_dtype.reset();
       forward = forward.validated();
     }
-    const ParallelGroup group = ParallelGroup::of_nccl(communicators_[static_cast<std::size_t>(rank)]);
+    const ParallelGroup& group = group_[static_cast<std::size_t>(rank)];
     const ParallelAttention attention(engine, forward, shape, layout_of(options_.layout), group);
     Tensors own(context, spec_, attention.own_shape(), options_, numbers_, stream.get());
     own.take_workspace(std::max(attention.workspace_bytes(Operation::forward),
@@ -259,7 +258,7 @@ class GpusBench {
   const AttentionSpec spec_;
   const bool backward_;
   Barrier barrier_;
-  const std::vector<void*> communicators_;
+  const std::vector<ParallelGroup> group_;
   const Numbers numbers_;
   std::vector<std::vector<double>> samples_;  // of each rank
   std::vector<double> alone_;

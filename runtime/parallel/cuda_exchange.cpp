@@ -1,0 +1,288 @@
+#include "runtime/parallel/cuda_exchange.hpp"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "runtime/cuda/memory.hpp"
+#include "runtime/parallel/tensor_parts.hpp"
+
+namespace flashjit {
+namespace {
+
+using cuda::check;
+using cuda::driver;
+
+cuda::CUdeviceptr address_of(const void* pointer) {
+  return reinterpret_cast<cuda::CUdeviceptr>(pointer);
+}
+
+}  // namespace
+
+// Where a rank's memory is.
+struct MemoryPlace {
+  std::int64_t process, device, address;
+  cuda::CUipcMemHandle handle;
+};
+
+// Another rank's memory in this process's addresses.
+class PeerMemory {
+ public:
+  PeerMemory(const cuda::Context& context, const MemoryPlace& own, const MemoryPlace& peer, int rank)
+      : context_(context) {
+    const auto refuse = [&](const std::string& why) {
+      throw Error(ErrorCode::unsupported, "rank " + std::to_string(rank) + " of the group " + why +
+                                              "; GPUs of one host that reach each other's memory would work");
+    };
+    const cuda::ContextScope scope(context);
+    if (own.process == peer.process) {
+      address_ = static_cast<cuda::CUdeviceptr>(peer.address);
+      if (own.device == peer.device) return;
+      const cuda::Context of_peer(static_cast<int>(peer.device));
+      const cuda::CUresult result = driver().CtxEnablePeerAccess(of_peer.handle(), 0);
+      if (result != cuda::CUDA_SUCCESS && result != cuda::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
+        refuse("has a GPU whose memory is out of reach: " + cuda::error_text(result));
+      return;
+    }
+    const cuda::CUresult result =
+        driver().IpcOpenMemHandle(&opened_, peer.handle, cuda::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    if (result != cuda::CUDA_SUCCESS) refuse("has memory out of reach: " + cuda::error_text(result));
+    address_ = opened_;
+  }
+  PeerMemory(const PeerMemory&) = delete;
+  ~PeerMemory() {
+    // A destructor reports no failure, such as a context that is gone with its memory.
+    const cuda::DriverApi* const api = cuda::driver_of_this_process();
+    if (!opened_ || !api || api->CtxPushCurrent(context_.handle()) != cuda::CUDA_SUCCESS) return;
+    api->IpcCloseMemHandle(opened_);
+    cuda::CUcontext popped;
+    api->CtxPopCurrent(&popped);
+  }
+  cuda::CUdeviceptr address() const { return address_; }
+
+ private:
+  const cuda::Context& context_;
+  cuda::CUdeviceptr address_ = 0, opened_ = 0;
+};
+
+// Device memory begins with the boxes: a word for each box of each rank, 1 where it is posted.
+class CudaExchange : public Exchange {
+ public:
+  CudaExchange(const cuda::Context& context, int rank, int size, std::size_t bytes, int boxes)
+      : context_(context),
+        rank_(rank),
+        size_(size),
+        boxes_bytes_((static_cast<std::size_t>(size * boxes) * sizeof(unsigned) + 255) / 256 * 256),
+        memory_(context, boxes_bytes_ + bytes),
+        copies_(context),
+        forked_(context),
+        joined_(context) {
+    memory_.fill(0, copies_.get());
+    load_copies();
+    copies_.synchronize();
+  }
+  ~CudaExchange() override {
+    try {
+      copies_.synchronize();
+    } catch (const Error&) {
+      // A destructor reports no failure, such as a context that is gone.
+    }
+  }
+
+  MemoryPlace place() const {
+    MemoryPlace place{getpid(), context_.index(), static_cast<std::int64_t>(address_of(memory_.data())), {}};
+    const cuda::ContextScope scope(context_);
+    check(driver().IpcGetMemHandle(&place.handle, address_of(memory_.data())), "cuIpcGetMemHandle");
+    return place;
+  }
+  void open_peers(const std::vector<MemoryPlace>& places) {
+    const MemoryPlace& own = places[static_cast<std::size_t>(rank_)];
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank == rank_) {
+        addresses_.push_back(address_of(memory_.data()));
+        continue;
+      }
+      const PeerMemory& peer =
+          peers_.emplace_back(context_, own, places[static_cast<std::size_t>(rank)], rank);
+      addresses_.push_back(peer.address());
+    }
+  }
+
+  // Ends what waits for others, once one of them has failed.
+  void release(Stream stream) const {
+    const cuda::ContextScope scope(context_);
+    for (std::size_t at = 0; at < boxes_bytes_; at += sizeof(unsigned))
+      driver().StreamWriteValue32(static_cast<cuda::CUstream>(stream), address_of(memory_.data()) + at, 1,
+                                  cuda::CU_STREAM_WRITE_VALUE_DEFAULT);
+  }
+
+  std::byte* memory() const override { return static_cast<std::byte*>(memory_.data()) + boxes_bytes_; }
+  void write(std::byte* to, const void* from, std::size_t bytes) override {
+    if (bytes == 0) return;
+    const cuda::ContextScope scope(context_);
+    check(driver().MemcpyAsync(address_of(to), address_of(from), bytes, copies()), "copy to the device");
+    copies_.synchronize();
+  }
+
+  void begin(Stream stream) override {
+    forked_.record(stream);
+    forked_.hold(copies_.get());
+  }
+  void end(Stream stream) override {
+    joined_.record(copies_.get());
+    joined_.hold(stream);
+  }
+  void finish() override { copies_.synchronize(); }
+  void await(int rank, int box) override { take(rank, box, copies_.get()); }
+  void wait(int rank, int box, Stream stream) override { take(rank, box, stream); }
+  void post(int rank, int box) override {
+    const cuda::ContextScope scope(context_);
+    check(driver().StreamWriteValue32(copies(), box_of(rank, rank_, box), 1,
+                                      cuda::CU_STREAM_WRITE_VALUE_DEFAULT),
+          "cuStreamWriteValue32");
+  }
+  void put(int rank, const Tensor& to, const Tensor& from) override {
+    const cuda::ContextScope scope(context_);
+    const cuda::CUdeviceptr own = addresses_[static_cast<std::size_t>(rank_)],
+                            other = addresses_[static_cast<std::size_t>(rank)];
+    for (const Block& block : blocks_of(to, from)) {
+      const cuda::CUdeviceptr there = address_of(block.to) - own + other;
+      const auto width = static_cast<std::size_t>(block.width),
+                 height = static_cast<std::size_t>(block.height);
+      if (height == 1) {
+        check(driver().MemcpyAsync(there, address_of(block.from), width, copies()), "copy to a rank");
+        continue;
+      }
+      cuda::CUDA_MEMCPY2D copy{};
+      copy.srcMemoryType = copy.dstMemoryType = cuda::CU_MEMORYTYPE_UNIFIED;
+      copy.srcDevice = address_of(block.from);
+      copy.dstDevice = there;
+      copy.srcPitch = static_cast<std::size_t>(block.from_pitch);
+      copy.dstPitch = static_cast<std::size_t>(block.to_pitch);
+      copy.WidthInBytes = width;
+      copy.Height = height;
+      check(driver().Memcpy2DAsync(&copy, copies()), "copy to a rank");
+    }
+  }
+
+ private:
+  // The driver loads the code of a copy on the device at its first use, which may have to wait for the
+  // device.
+  void load_copies() const {
+    const cuda::ContextScope scope(context_);
+    const cuda::CUdeviceptr at = address_of(memory_.data());
+    check(driver().MemcpyAsync(at, at + 64, 64, copies()), "copy on the device");
+    cuda::CUDA_MEMCPY2D copy{};
+    copy.srcMemoryType = copy.dstMemoryType = cuda::CU_MEMORYTYPE_UNIFIED;
+    copy.srcDevice = at + 64, copy.dstDevice = at;
+    copy.srcPitch = copy.dstPitch = 32;
+    copy.WidthInBytes = 16, copy.Height = 2;
+    check(driver().Memcpy2DAsync(&copy, copies()), "copy on the device");
+  }
+  cuda::CUstream copies() const { return static_cast<cuda::CUstream>(copies_.get()); }
+  // In the memory of `owner`.
+  cuda::CUdeviceptr box_of(int owner, int poster, int box) const {
+    return addresses_[static_cast<std::size_t>(owner)] +
+           static_cast<cuda::CUdeviceptr>(box * size_ + poster) * sizeof(unsigned);
+  }
+  void take(int rank, int box, Stream stream) const {
+    const cuda::ContextScope scope(context_);
+    const auto on = static_cast<cuda::CUstream>(stream);
+    const cuda::CUdeviceptr at = box_of(rank_, rank, box);
+    check(driver().StreamWaitValue32(on, at, 1, cuda::CU_STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue32");
+    check(driver().StreamWriteValue32(on, at, 0, cuda::CU_STREAM_WRITE_VALUE_DEFAULT),
+          "cuStreamWriteValue32");
+  }
+
+  const cuda::Context& context_;
+  const int rank_, size_;
+  const std::size_t boxes_bytes_;
+  cuda::DeviceBuffer memory_;
+  const cuda::OwnedStream copies_;
+  cuda::Event forked_, joined_;
+  std::deque<PeerMemory> peers_;
+  std::vector<cuda::CUdeviceptr> addresses_;  // of every rank's memory
+};
+
+// A thread that looks whether all ranks are there, and ends what waits for those that are not.
+class FailureWatch {
+ public:
+  FailureWatch(const std::function<bool()>& has_failed, const cuda::Context& context)
+      : has_failed_(has_failed), stream_(context) {
+    thread_ = std::thread([this] { run(); });
+  }
+  ~FailureWatch() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopped_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  void add(const std::shared_ptr<CudaExchange>& exchange) {
+    const std::lock_guard lock(mutex_);
+    exchanges_.push_back(exchange);
+  }
+
+ private:
+  void run() {
+    constexpr std::chrono::milliseconds pause(100);
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, pause, [&] { return stopped_; })) {
+      if (!has_failed_()) continue;
+      for (const std::weak_ptr<CudaExchange>& each : exchanges_)
+        if (const auto exchange = each.lock()) exchange->release(stream_.get());
+    }
+  }
+
+  const std::function<bool()> has_failed_;
+  const cuda::OwnedStream stream_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stopped_ = false;
+  std::vector<std::weak_ptr<CudaExchange>> exchanges_;
+  std::thread thread_;
+};
+
+struct CudaExchanges::Impl {
+  const cuda::Context context;
+  const int rank, size;
+  const Gather gather;
+  FailureWatch watch;
+
+  Impl(int device, int own, int all, Gather to_gather, const std::function<bool()>& has_failed)
+      : context(device), rank(own), size(all), gather(std::move(to_gather)), watch(has_failed, context) {}
+};
+
+CudaExchanges::CudaExchanges(int device, int rank, int size, Gather gather,
+                             const std::function<bool()>& has_failed)
+    : impl_(std::make_unique<Impl>(device, rank, size, std::move(gather), has_failed)) {}
+CudaExchanges::~CudaExchanges() = default;
+
+std::shared_ptr<Exchange> CudaExchanges::open(std::size_t bytes, int boxes) {
+  auto made = std::make_shared<CudaExchange>(impl_->context, impl_->rank, impl_->size, bytes, boxes);
+  const MemoryPlace own = made->place();
+  std::vector<MemoryPlace> places;
+  for (const std::string& text : impl_->gather(std::string(reinterpret_cast<const char*>(&own), sizeof own)))
+    std::memcpy(&places.emplace_back(), text.data(), sizeof own);
+  // A rank that cannot reach another tells all, so that none waits for it.
+  std::string refusal;
+  try {
+    made->open_peers(places);
+  } catch (const Error& error) {
+    refusal = error.message();
+  }
+  for (const std::string& text : impl_->gather(refusal))
+    if (!text.empty()) throw Error(ErrorCode::unsupported, text);
+  impl_->watch.add(made);
+  return made;
+}
+
+}  // namespace flashjit

@@ -126,9 +126,16 @@ const Tensor& require(const Argument& argument, const AttentionSpec& spec, const
   const Tensor& t = *given;
   const int rank = argument.rank_of(spec);
   const DType dtype = argument.dtype(spec);
-  if (t.rank != rank)
-    refuse_argument(name, " has rank ", t.rank, ", this kernel takes ", rank, " dimensions, ",
-                    argument.layout_of(spec));
+  if (t.rank != rank) {
+    AttentionSpec of_tokens = spec;
+    of_tokens.kv_scale = KvScale::token_head;
+    const bool has_tokens = argument.layout.of_scales && t.rank == argument.rank_of(of_tokens);
+    refuse_argument(name, " has rank ", t.rank, ", this kernel takes ", rank,
+                    rank == 1 ? " dimension, " : " dimensions, ", argument.layout_of(spec),
+                    has_tokens
+                        ? "; a kernel with \"kv_scale\": \"token_head\" takes a scale of each token and head"
+                        : "");
+  }
   if (t.dtype != dtype)
     refuse_argument(name, " has dtype ", to_string(t.dtype), ", this kernel takes ", to_string(dtype));
   require_memory(name, t, device);

@@ -266,6 +266,17 @@ TEST(AppendArguments, ScalesOfTokensByHand) {
       }
 }
 
+// A spec without kv_scale has scales of tensors; the refusal of others names what takes them.
+TEST(AppendArguments, ScalesOfTokensForAKernelOfTensors) {
+  for (const char* kv_scale : {"tensor", "head"}) {
+    GoodQuantisedAppend given;
+    expect_error(
+        ErrorCode::invalid_argument,
+        {"k_scale has rank 3, this kernel takes 1 dimension, [", "\"kv_scale\": \"token_head\" takes"},
+        [&] { quantised_kernel(kv_scale).launch(given.args); });
+  }
+}
+
 // Ties go to the even neighbour. What is too large becomes the largest value; NaN stays NaN, but of int8 it
 // is 0.
 TEST(AppendArguments, RoundingByHand) {

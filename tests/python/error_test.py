@@ -64,7 +64,7 @@ class Errors(unittest.TestCase):
 
     def test_dtypes(self):
         self.refused(
-            flashjit.InvalidArgumentError, "argument q has a dtype of 64 bits", "fp32", args=(Q.astype(float), K, K)
+            flashjit.InvalidArgumentError, "argument q has dtype float64", "fp32", args=(Q.astype(float), K, K)
         )
         self.refused(flashjit.InvalidArgumentError, "argument q has dtype int32", args=(Q.astype(np.int32), K, K))
         self.refused(

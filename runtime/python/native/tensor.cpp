@@ -1,7 +1,9 @@
 #include "tensor.hpp"
 
 #include <cstring>
+#include <iterator>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -126,6 +128,14 @@ Ref bits_of(PyObject* array, std::int32_t* dtype) {
   return {};
 }
 
+// As NumPy calls it: "float64". DLPack's codes 0 to 6.
+std::string name_of(dlpack::DataType dtype) {
+  constexpr const char* kinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
+  const std::string bits = std::to_string(dtype.bits);
+  return dtype.code < std::size(kinds) ? kinds[dtype.code] + bits
+                                       : bits + " bits with DLPack's code " + std::to_string(dtype.code);
+}
+
 void set_allocation_error(void* said, const char* kind, const char* message) {
   *static_cast<std::string*>(said) = std::string(": ") + kind + ": " + message;
 }
@@ -248,8 +258,7 @@ bool Tensor::take(const dlpack::Tensor& tensor, const char* name) {
     if (tensor.dtype.code == known.code && tensor.dtype.bits == known.bits && tensor.dtype.lanes == 1)
       tensor_.dtype = known.dtype;
   if (tensor_.dtype < 0)
-    return wrong("has a dtype of " + std::to_string(tensor.dtype.bits) + " bits and DLPack's code " +
-                 std::to_string(tensor.dtype.code) +
+    return wrong("has dtype " + name_of(tensor.dtype) +
                  ", which flashjit does not have: fp32, fp16, bf16, int32, int64, int8, uint8, fp8_e4m3 and "
                  "fp8_e5m2 would work");
   if (tensor.rank > FLASHJIT_MAX_RANK)

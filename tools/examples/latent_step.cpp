@@ -33,11 +33,11 @@ int main() try {
            {.q = wrap(q, {requests, 1, heads, columns}),
             .k = wrap(cache, {requests * pages, page_size, 1, columns}),
             .o = wrap(o, {requests, 1, heads, latent}),
-            .softmax_scale = 1 / std::sqrt(192.0f),  // of the 128 + 64 columns that a head has in the model
             .seqlens_k = wrap(lengths, {requests}),
             .page_table = wrap(page_table, {requests, pages}),
             .k_new = wrap(row, {requests, 1, 1, columns}),
-            .q_out = wrap(rotated, {requests, 1, heads, columns})},
+            .q_out = wrap(rotated, {requests, 1, heads, columns}),
+            .softmax_scale = 1 / std::sqrt(192.0f)},  // of the 128 + 64 columns that a head has in the model
            shape);
 
   for (int token = 0; token < steps; ++token) {

@@ -196,6 +196,33 @@ class Attention(unittest.TestCase):
             self.assertEqual(o.dtype, np.float32)
             check(self, o, wanted, bound)
 
+    def test_calls_like_earlier_ones(self):
+        """Keywords of the same names, with other values: each means what it says, however often it comes."""
+        q, k, v = self.inputs(rows=40, keys=40)
+        names, cap = ["causal"], np.full((4,), 0.5, np.float32)
+        shift = np.arange(40)[None, :] - np.arange(40)[:, None]
+        lists = [flashjit.make_block_lists(q, k, mask="causal", block_m=size, block_n=16) for size in (16, 32)]
+        tables = {"cap": ["heads_q"]}
+        calls = [({"mask": names}, {"seen": shift <= 0}), ({"mask": "causal"}, {"seen": shift <= 0}), ({"mask": ()}, {}),
+                 ({"window": (3, 0)}, {"seen": (shift <= 0) & (shift >= -3)}), ({"window": (None, 2)}, {"seen": shift <= 2}),
+                 ({"window": (None, None)}, {}), ({"scale": 0.3}, {"scale": 0.3}), ({"scale": None}, {}),
+                 ({"mask": "causal", "block_lists": lists[0]}, {"seen": shift <= 0}),
+                 ({"mask": "causal", "block_lists": lists[1]}, {"seen": shift <= 0}),
+                 ({"score": "score * cap[head]", "cap": cap, "tables": tables}, {"scale": 0.5 / 32**0.5})]  # fmt: skip
+        for _ in range(3):
+            for call, expected in calls:
+                with self.subTest(**{name: str(one)[:20] for name, one in call.items()}):
+                    self.compare((q, k, v), expected, **call)
+                    o = flashjit.attention(q, k, v, **call)
+                    self.assertIsInstance(o, np.ndarray)
+        names[0] = "row == key"
+        self.compare((q, k, v), {"seen": shift == 0}, mask=names)
+        cap[:] = 0.25
+        self.compare((q, k, v), {"scale": 0.25 / 32**0.5}, score="score * cap[head]", cap=cap, tables=tables)
+        tables["other"] = ["n"]
+        with self.assertRaisesRegex(flashjit.InvalidArgumentError, "other"):
+            self.compare((q, k, v), {}, score="score * cap[head]", cap=cap, tables=tables)
+
     def test_engine_of_the_caller(self):
         engine = flashjit.Engine("cpu", num_threads=1)
         self.compare(self.inputs(), engine=engine)

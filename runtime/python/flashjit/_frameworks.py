@@ -7,26 +7,31 @@ from ._errors import UnsupportedError
 
 def facts_of(kind):
     """What flashjit knows of a type of tensors: (is_numpy, has_memory, is_grad_enabled, is_deterministic, allocate,
-    finish, current_stream).
+    finish, current_stream, watching).
 
     has_memory is False of types whose tensors may stand for others. is_grad_enabled() says whether the framework wants
     gradients by tensors with requires_grad, is_deterministic() whether their bits have to repeat. allocate(like, shape,
     dtype) makes a tensor on the device of `like`. finish(output) is the form that a caller gets, or None.
-    current_stream(device_index) is the address of a CUDA stream.
+    current_stream(device_index) is the address of a CUDA stream. watching: functions; if one of them says something, the
+    framework has to see each call.
     """
     modules = {base.__module__.partition(".")[0] for base in kind.__mro__}
     if "numpy" in modules:
-        return True, True, None, None, _numpy_empty, None, None
+        return True, True, None, None, _numpy_empty, None, None, ()
     if "torch" in modules:
         torch = sys.modules["torch"]
         plain = kind in (torch.Tensor, torch.nn.Parameter)
         deterministic = torch.are_deterministic_algorithms_enabled
-        return False, plain, torch.is_grad_enabled, deterministic, _torch_empty, None, _torch_stream
+        watching = (
+            torch._C._len_torch_dispatch_stack, torch._C._is_any_autocast_enabled,
+            torch._C._are_functorch_transforms_active,
+        )  # fmt: skip
+        return False, plain, torch.is_grad_enabled, deterministic, _torch_empty, None, _torch_stream, watching
     if "cupy" in modules:
-        return False, True, None, None, _cupy_empty, None, _cupy_stream
+        return False, True, None, None, _cupy_empty, None, _cupy_stream, ()
     if modules & {"jax", "jaxlib"}:
-        return False, True, None, None, _jax_empty, _jax_array, None
-    return False, True, None, None, _namespace_empty, None, _no_stream
+        return False, True, None, None, _jax_empty, _jax_array, None, ()
+    return False, True, None, None, _namespace_empty, None, _no_stream, ()
 
 
 def _numpy_empty(like, shape, dtype):

@@ -6,19 +6,13 @@ from sys import modules
 from typing import Any
 
 from . import _native
+from ._calls import _ATTENTION, called, is_left_to_torch
 from ._engine import default_engine, functions_of
 from ._errors import InvalidArgumentError
 from ._specs import KEYWORDS, Maker, frozen
 
 _call = _native.call
 
-_ATTENTION = (
-    "q", "k", "v", "softmax_scale", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqlens_q",
-    "seqlens_k", "page_table", "window_left", "window_right", "num_sinks", "tree_bits", "prefix_lengths",
-    "sink_logits", "k_scale", "v_scale", "dropout_p", "dropout_seed", "dropout_offset", "dropout_seed_tensor",
-    "dropout_offset_tensor", "block_offsets", "block_indices", "block_bitmask_of", "block_bitmasks", "row_offset",
-    "key_offset",
-)  # fmt: skip
 _DECODE = (
     "q", "k", "v", "softmax_scale", "cu_seqlens_q", "max_seqlen_q", "seqlens_k", "page_table", "window_left",
     "window_right", "num_sinks", "tree_bits", "prefix_lengths", "sink_logits", "k_scale", "v_scale", "k_new", "v_new",
@@ -56,6 +50,10 @@ class BlockLists:
     per_head: bool = False
     of_masks: bool = False
 
+    def _parts(self):
+        return (self.block_offsets, self.block_indices, self.block_bitmask_of, self.block_bitmasks, self.block_m,
+                self.block_n, self.per_head, self.of_masks)  # fmt: skip
+
     def _mask(self):
         return {
             "kind": "block_sparse",
@@ -72,21 +70,6 @@ def _function(
     shown = tuple(shown.get(name, name) for name in names)
     made = _native.Function(maker, names, shown, writes_o, writes_lse, kind_of, heads_first, head_dim_v or 0)
     return cache.setdefault(key, made)
-
-
-def _is_left_to_torch(q):
-    """Whether q is PyTorch's, and PyTorch compiles, transforms, has a mode that sees operators, or casts."""
-    torch = modules.get("torch")
-    return (
-        torch is not None
-        and isinstance(q, torch.Tensor)
-        and (
-            torch.compiler.is_compiling()
-            or torch._C._len_torch_dispatch_stack() > 0
-            or torch._C._is_any_autocast_enabled()
-            or torch._C._are_functorch_transforms_active()
-        )
-    )
 
 
 def _is_traced(q):
@@ -117,6 +100,7 @@ def _drawn(q):
     return torch.randint(2**63 - 1, (2, 1), dtype=torch.int64, device=q.device).unbind()
 
 
+@called
 def attention(q, k, v=None, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_seed=None, dropout_offset=None,
               window=None, num_sinks=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
               seqlens_q=None, seqlens_k=None, page_table=None, tree_bits=None, prefix_lengths=None, block_lists=None,
@@ -189,46 +173,33 @@ def attention(q, k, v=None, *, mask=(), score=(), scale=None, dropout_p=0.0, dro
     values = (q, k, v, scale, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqlens_q, seqlens_k, page_table,
               left, right, num_sinks, tree_bits, prefix_lengths, sink_logits, k_scale, v_scale, p, seed, offset,
               seed_tensor, offset_tensor, *lists, row_offset, key_offset, *named.values())  # fmt: skip
-    made = NotImplemented
     alone = out is None and engine is None and stream is None
     if head_dim_v is not None:
-        _check_values_in_keys("attention", v, head_dim_v, alone and _is_left_to_torch(q))
-    if not (alone and _is_left_to_torch(q)):
-        cache = functions_of(engine)
-        key = ("attention", mask, score, return_lse, out_dtype, kv_scale, p is None, deterministic, heads_first,
-               head_dim_v)  # fmt: skip
-        if named or tables or block_mask:
-            key = (*key, *named, frozen(tables), frozen(block_mask))
-        try:
-            function = cache.get(key)
-        except TypeError:
-            key = frozen(key)
-            function = cache.get(key)
-        if function is None:
-            fields = _forward_fields(return_lse, p, out_dtype, kv_scale)
-            if head_dim_v is not None:
-                fields["v_in_k"] = True
-            maker = Maker("attention", "forward", engine, mask, score, fields, tables, tuple(named), block_mask)
-            call = (mask, score, tables, block_mask, tuple(named), out_dtype, kv_scale, deterministic, heads_first)
-            kind_of = partial(_kind_of, *call) if engine is None else _no_kind
-            function = _function(
-                cache, key, _ATTENTION + tuple(named), _SHOWN, True, bool(return_lse), maker, kind_of,
-                bool(heads_first), head_dim_v,
-            )  # fmt: skip
-        made = _call(function, stream, out, *values)
-    if made is NotImplemented:  # PyTorch has to see the call, or its arguments are not plain
-        if not alone:
-            raise InvalidArgumentError(
-                "a tensor of PyTorch requires a gradient, for which out, engine and stream have no meaning: a call "
-                "without them, or under torch.no_grad(), would work"
-            )
-        from .torch import attention_of_torch  # takes a microsecond once PyTorch is there
+        _check_values_in_keys("attention", v, head_dim_v, alone and is_left_to_torch(q))
 
-        return attention_of_torch(
-            values, tuple(named), mask, score, tables, block_mask, return_lse, out_dtype, kv_scale, deterministic,
-            heads_first,
+    cache = functions_of(engine)
+    key = ("attention", mask, score, return_lse, out_dtype, kv_scale, p is None, deterministic, heads_first,
+           head_dim_v)  # fmt: skip
+    if named or tables or block_mask:
+        key = (*key, *named, frozen(tables), frozen(block_mask))
+    try:
+        function = cache.get(key)
+    except TypeError:
+        key = frozen(key)
+        function = cache.get(key)
+    if function is None:
+        fields = _forward_fields(return_lse, p, out_dtype, kv_scale)
+        if head_dim_v is not None:
+            fields["v_in_k"] = True
+        maker = Maker("attention", "forward", engine, mask, score, fields, tables, tuple(named), block_mask)
+        call = (mask, score, tables, block_mask, tuple(named), out_dtype, kv_scale, deterministic, heads_first)
+        kind_of = partial(_kind_of, *call) if engine is None else _no_kind
+        function = _function(
+            cache, key, _ATTENTION + tuple(named), _SHOWN, True, bool(return_lse), maker, kind_of,
+            bool(heads_first), head_dim_v,
         )  # fmt: skip
-    return made
+    of_torch = (tuple(named), mask, score, tables, block_mask, return_lse, out_dtype, kv_scale, deterministic, heads_first)
+    return function, stream, out, alone, values, of_torch
 
 
 def _check_values_in_keys(function, v, head_dim_v, is_traced):
@@ -555,7 +526,7 @@ def make_block_lists(q, k, *, mask, block_m=128, block_n=128, per_head=False, bi
 
 
 def _keywords(function):
-    code = function.__code__
+    code = getattr(function, "__wrapped__", function).__code__
     count = code.co_argcount
     return code.co_varnames[count : count + code.co_kwonlyargcount]
 

@@ -21,7 +21,7 @@ import torch
 
 from . import _native
 from ._errors import InvalidArgumentError, UnsupportedError
-from ._functions import _ATTENTION, _SHOWN, _forward_fields
+from ._functions import _ATTENTION, _SHOWN, BlockLists, _forward_fields, attention
 from ._specs import Maker, frozen
 
 _call = _native.call
@@ -350,6 +350,21 @@ def attention_of_torch(values, named, mask, score, tables, block_mask, return_ls
             return kind.apply(return_lse, kind, numbers, *tensors)
         made = _forward(kind, numbers, tensors)
     return made if return_lse else made[0]
+
+
+@torch.compiler.allow_in_graph
+def attention_in_graph(q, k, v, keywords):
+    """flashjit.attention while torch.compile traces it, which does not look into this: each value that it looked at
+    would be guarded, and asked for in each call."""
+    lists = keywords.get("block_lists")
+    if lists is not None:
+        keywords = {**keywords, "block_lists": BlockLists(*lists)}
+    _, _, _, alone, values, of_torch = attention.__wrapped__(q, k, v, **keywords)
+    if not alone:
+        raise InvalidArgumentError(
+            "attention() has out, engine or stream while PyTorch traces it: a call without them would work"
+        )
+    return attention_of_torch(values, *of_torch)
 
 
 def kind_of(mask, score, tables, block_mask, named, out_dtype, kv_scale, deterministic, heads_first, tensors, integers,

@@ -1,5 +1,6 @@
 // The extension module flashjit._native.
 #include "autograd.hpp"
+#include "calls.hpp"
 #include "errors.hpp"
 #include "function.hpp"
 #include "jax.hpp"
@@ -82,7 +83,7 @@ PyMODINIT_FUNC PyInit__native() {
   using namespace flashjit::python;
   Ref module(PyModule_Create(&definition));
   if (!module || load_errors() < 0 || add_objects(module.get()) < 0 || add_function(module.get()) < 0 ||
-      add_autograd(module.get()) < 0 || add_jax(module.get()) < 0)
+      add_autograd(module.get()) < 0 || add_calls(module.get()) < 0 || add_jax(module.get()) < 0)
     return nullptr;
   return module.release();
 }

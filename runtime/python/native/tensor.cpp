@@ -61,14 +61,14 @@ std::unique_ptr<Framework> look_at(PyObject* type, const char* name) {
   if (!module) return nullptr;
   const Ref facts(PyObject_CallMethod(module.get(), "facts_of", "O", type));
   int is_numpy = 0, has_memory = 0;
-  if (!facts ||
-      !PyArg_ParseTuple(facts.get(), "ppOOOOO", &is_numpy, &has_memory, &made->is_grad_enabled,
-                        &made->is_deterministic, &made->allocate, &made->finish, &made->current_stream))
+  if (!facts || !PyArg_ParseTuple(facts.get(), "ppOOOOOO!", &is_numpy, &has_memory, &made->is_grad_enabled,
+                                  &made->is_deterministic, &made->allocate, &made->finish,
+                                  &made->current_stream, &PyTuple_Type, &made->watching))
     return nullptr;
   made->is_numpy = is_numpy != 0;
   made->has_memory = has_memory != 0;
   for (PyObject* const kept : {made->type, made->is_grad_enabled, made->is_deterministic, made->allocate,
-                               made->finish, made->current_stream})
+                               made->finish, made->current_stream, made->watching})
     Py_INCREF(kept);
   return made;
 }

@@ -17,9 +17,10 @@ struct Framework {
   bool has_memory = true;                    // false: tensors may stand for others, which a trace will have
   // Functions of the framework and of flashjit._frameworks, or None: is_grad_enabled() and
   // is_deterministic(), where tensors have requires_grad; allocate(like, shape, dtype), finish(output) and
-  // current_stream(device_index).
+  // current_stream(device_index). watching: a tuple of functions, of which one says so if the framework has
+  // to see each call.
   PyObject *is_grad_enabled = nullptr, *is_deterministic = nullptr, *allocate = nullptr, *finish = nullptr,
-           *current_stream = nullptr;
+           *current_stream = nullptr, *watching = nullptr;
 };
 // Null with an exception if the object is no tensor; `name` is the argument's.
 const Framework* framework_of(PyObject* object, const char* name);

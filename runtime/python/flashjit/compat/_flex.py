@@ -10,6 +10,7 @@ from torch.nn.attention.flex_attention import BlockMask, and_masks, noop_mask, o
 from .._engine import Spec
 from .._errors import Error, InvalidArgumentError
 from .._functions import BlockLists, attention, make_block_lists
+from .._native import call_alone
 from ._attend import contiguous, refuse
 from ._captured import Captured
 from ._trace import Traced
@@ -39,11 +40,6 @@ class _Function:
 
     def holds(self, device):
         return device == self.device and self.captured.holds()
-
-    @property
-    def is_steady(self):
-        """Whether `named` is always the same."""
-        return self._named is not None and not self._copied
 
     def named(self):
         if self._named is not None:
@@ -299,7 +295,8 @@ class _Plan:
         if block_mask is not None and block_mask.BLOCK_SIZE[0] < UNLISTED:
             self.fields["block_lists"] = _lists(block_mask, query, key, self.fields.get("mask", (None,))[0])
         self.expands = key.shape[0] == 1 and batch > 1
-        self._is_steady, self._keywords, self._wants = False, None, []
+        # The keywords, what they were made of, and by return_lse the native function and its arguments after scale.
+        self._keywords, self._named, self._wants, self._bound = None, None, [], {}
 
     def holds(self, query, key, block_mask, enable_gqa):
         return (
@@ -321,22 +318,39 @@ class _Plan:
 
     def keywords(self):
         """Those of flashjit.attention: masks, scores, lists, tables and scalars."""
-        if self._is_steady:
-            for tensor, wants in self._wants:
-                if tensor.requires_grad is not wants:
-                    break
-            else:
-                return self._keywords
         named = [one.named() for one in self._functions]
+        if self._keywords is not None and self._are_those_before(named):
+            return self._keywords
         tables = [one.tables(*self._launch, of_one) for one, of_one in zip(self._functions, named)]
         made = dict(self.fields)
         for one in named:
             made.update(one)
         if any(tables):
             made["tables"] = {name: value for one in tables if one for name, value in one.items()}
-        self._is_steady = all(one.is_steady for one in self._functions)
+        self._keywords, self._named, self._bound = made, named, {}
         self._wants = [(x, x.requires_grad) for one in self._functions for x in one.captured.tensors]
-        self._keywords = made
+        return made
+
+    def _are_those_before(self, named):
+        for one, before in zip(named, self._named):
+            if one is not before:
+                return False
+        for tensor, wants in self._wants:
+            if tensor.requires_grad is not wants:
+                return False
+        return True
+
+    def call(self, query, key, value, scale, return_lse):
+        keywords, bound = self.keywords(), self._bound.get(return_lse)
+        if bound is None:
+            function, _, _, _, values, _ = attention.__wrapped__(
+                query, key, value, return_lse=return_lse, heads_first=True, **keywords
+            )
+            bound = self._bound[return_lse] = function, values[4:]
+        function, more = bound
+        made = call_alone(function, query, key, value, scale, *more)
+        if made is NotImplemented:  # PyTorch has to see the call
+            return attention(query, key, value, scale=scale, return_lse=return_lse, heads_first=True, **keywords)
         return made
 
 
@@ -375,10 +389,9 @@ def _attend(query, key, value, score_mod, block_mask, scale, enable_gqa, return_
     if return_aux is not None:
         refuse("flex_attention", max_scores=(return_aux.max_scores, "the log-sum-exp"))
         lse = return_aux.lse
-    made = attention(
+    made = plan.call(
         query if query.is_contiguous() else contiguous(query), key if key.is_contiguous() else contiguous(key),
-        value if value.is_contiguous() else contiguous(value), scale=scale, return_lse=lse, heads_first=True,
-        **plan.keywords(),
+        value if value.is_contiguous() else contiguous(value), scale, bool(lse),
     )  # fmt: skip
     if return_aux is None:
         return made

@@ -43,6 +43,8 @@ class _Kind:
         # For each tensor the place of its gradient among those that the backward writes.
         written = [0, 1, 2, *self.computed]
         self.placing = tuple(written.index(i) if i in self.wanted else None for i in range(len(tensors)))
+        self.returned = tuple(self.placing[i] for i in self.wanted)  # autograd converts them to their tensors' dtypes
+        self.empty_like, self.more_gradients = torch.empty_like, self._of_computed if self.computed else None
 
         names = (*tensors, *f["integers"], *f["reals"])
         p = True if "dropout_p" in names else None
@@ -71,17 +73,8 @@ class _Kind:
             "attention", op, None, f["mask"], f["score"], fields, f["tables"], tuple(f["named"]), f["block_mask"]
         )
 
-    def empty_gradients(self, tensors):
-        """Tensors for what the backward writes, in the order of its arguments."""
-        q, k, v = tensors[:3]
-        made = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        if self.computed:
-            made += tuple(torch.empty_like(tensors[i], dtype=torch.float32) for i in self.computed)
-        return made
-
-    def returned(self, gradients):
-        """Those gradients that are asked for. Autograd converts them to their tensors' dtypes."""
-        return [gradients[self.placing[i]] for i in self.wanted]
+    def _of_computed(self, tensors):
+        return tuple(torch.empty_like(tensors[i], dtype=torch.float32) for i in self.computed)
 
 
 def _function(make, names, writes_o, writes_lse, heads_first):
@@ -99,15 +92,17 @@ def _text(mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, with
     return json.dumps(locals())
 
 
-_text._dynamo_marked_constant = True  # torch.compile computes it while it traces, as assume_constant_result says
-
 
 # ---- kernels ----
 
 
 def _forward(kind, numbers, tensors):
     made = _call(kind.forward, None, None, *tensors, *numbers)
-    return made if kind.lse else (made, made.new_empty(0, dtype=torch.float32))
+    return made if kind.lse else _with_empty_lse(made)
+
+
+def _with_empty_lse(o):
+    return o, o.new_empty(0, dtype=torch.float32)
 
 
 def _readable(do, o, q):
@@ -135,6 +130,7 @@ class _Attention(torch.autograd.Function):
     forward, backward = staticmethod(_native.forward), staticmethod(_native.backward)
 
 
+_Attention._backward_cls.apply = _native.method_of(torch._C._FunctionBase)
 # Past what torch.func's transforms need.
 _Kind.apply = super(torch.autograd.Function, _Attention).apply
 
@@ -204,24 +200,15 @@ def _attention(text, tensors, integers, reals):
     return _Transformed.apply(text, integers, reals, *tensors)
 
 
-def _forward_kernel(text, tensors, integers, reals):
-    return _forward(_kind(text), (*integers, *reals), tensors)
-
-
-def _backward_kernel(text, tensors, integers, reals, o, lse, do, dlse):
-    kind = _kind(text)
-    return kind.returned(_native.gradients(kind, (*integers, *reals), (*tensors,), o, lse, do, dlse))
-
-
 # The operator attention is for autograd, which takes it apart. The others have no gradients of their own, so that what
 # torch.compile makes of them costs no more than their kernels.
 _library.impl("attention", _attention, "Autograd")
 for _name in ("attention_forward", "attention_backward"):
     _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 for _device in ("CPU", "CUDA"):
-    _library.impl("attention", _forward_kernel, _device)
-    _library.impl("attention_forward", _forward_kernel, _device)
-    _library.impl("attention_backward", _backward_kernel, _device)
+    _library.impl("attention", _native.forward_of_operator, _device)
+    _library.impl("attention_forward", _native.forward_of_operator, _device)
+    _library.impl("attention_backward", _native.backward_of_operator, _device)
 
 
 @torch.library.register_fake("flashjit::attention", lib=_library)
@@ -241,7 +228,8 @@ def _outputs_fake(q, v, out_dtype, with_lse):
 @torch.library.register_fake("flashjit::attention_backward", lib=_library)
 def _backward_fake(text, tensors, integers, reals, o, lse, do, dlse):
     kind = _kind(text)
-    return kind.returned(kind.empty_gradients(tensors))
+    written = *map(torch.empty_like, tensors[:3]), *kind._of_computed(tensors)
+    return [written[place] for place in kind.returned]
 
 
 def _differentiate_twice(ctx, *gradients):
@@ -306,17 +294,12 @@ def attention_of_torch(values, named, mask, score, tables, block_mask, return_ls
             values, named, mask, score, tables, block_mask, return_lse, out_dtype, kv_scale, deterministic
         )
         return (made[0].transpose(1, 2), made[1]) if return_lse else made.transpose(1, 2)
-    compiles = torch.compiler.is_compiling()
-    names = _ATTENTION + named
-    if compiles:
-        places = _places(names, values)
-    else:
+    names, types = _ATTENTION + named, tuple(map(type, values))
+    places = _known_places.get(types)
+    if places is None:
+        values = _arguments(names, values)
         types = tuple(map(type, values))
-        places = _known_places.get(types)
-        if places is None:
-            values = _arguments(names, values)
-            types = tuple(map(type, values))
-            places = _known_places[types] = _places(names, values)
+        places = _known_places[types] = _places(names, values)
     for name, value in zip(("q", "k", "v"), values):
         if not isinstance(value, torch.Tensor):
             raise InvalidArgumentError(
@@ -334,7 +317,7 @@ def attention_of_torch(values, named, mask, score, tables, block_mask, return_ls
     lse = return_lse or with_gradient
     deterministic = with_gradient and (deterministic or torch.are_deterministic_algorithms_enabled())
     key = (mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, deterministic, wants, places)
-    if compiles or _is_traced(tensors):
+    if _is_traced(tensors):
         made = torch.ops.flashjit.attention(_text_of(*key), tensors, integers, reals)
     elif torch._C._are_functorch_transforms_active():
         made = _Transformed.apply(_text_of(*key), integers, reals, *tensors)
@@ -400,15 +383,13 @@ def _places(names, values):
     """The places of the tensors, of the integers and of the reals among arguments; others are None."""
     tensors, integers, reals = [], [], []
     for place, value in enumerate(values):
-        if value is None:  # asked first: what torch.compile guards costs time in each call
-            continue
         if isinstance(value, torch.Tensor):
             tensors.append(place)
         elif isinstance(value, _INTEGERS):
             integers.append(place)
         elif isinstance(value, _REALS):
             reals.append(place)
-        else:
+        elif value is not None:
             raise InvalidArgumentError(
                 f"argument {names[place]} is of type {type(value).__name__}: a tensor of PyTorch or a number would work"
             )

@@ -20,7 +20,9 @@ struct Names {
   PyObject* forward = interned("forward");
   PyObject* backward = interned("backward");
   PyObject* placing = interned("placing");
-  PyObject* empty_gradients = interned("empty_gradients");
+  PyObject* empty_like = interned("empty_like");
+  PyObject* more_gradients = interned("more_gradients");
+  PyObject* returned = interned("returned");
   PyObject* to_save = interned("to_save");
   PyObject* saved_tensors = interned("saved_tensors");
   PyObject* materialize_grads = interned("materialize_grads");
@@ -60,6 +62,9 @@ struct Values {
   }
   void add_tuple(PyObject* tuple) {
     for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); ++i) add(PyTuple_GetItem(tuple, i));
+  }
+  void add_list(PyObject* list) {
+    for (Py_ssize_t i = 0; i < PyList_Size(list); ++i) add(PyList_GetItem(list, i));
   }
   // A tuple of them. It is new and filled at once: gc.get_objects() of another thread finds a tuple that is
   // not, and a tuple that somebody else has cannot be filled.
@@ -122,6 +127,28 @@ PyObject* placed(PyObject* written, PyObject* placing) {
   return gradients.tuple();
 }
 
+Ref like(PyObject* empty_like, PyObject* tensors, Py_ssize_t place) {
+  PyObject* const one = PyTuple_GetItem(tensors, place);
+  return Ref(one ? PyObject_CallFunctionObjArgs(empty_like, one, nullptr) : nullptr);
+}
+
+// A tuple of tensors for what the backward writes, in the order of its arguments.
+Ref gradients_to_write(PyObject* kind, PyObject* tensors) {
+  const Ref empty_like(PyObject_GetAttr(kind, names().empty_like)),
+      more(PyObject_GetAttr(kind, names().more_gradients));
+  if (!empty_like || !more) return {};
+  const Ref made[] = {like(empty_like.get(), tensors, 0), like(empty_like.get(), tensors, 1),
+                      like(empty_like.get(), tensors, 2)};
+  if (!made[0] || !made[1] || !made[2]) return {};
+  Values written;
+  for (const Ref& one : made) written.add(one.get());
+  if (more.get() == Py_None) return Ref(written.tuple());
+  const Ref others(PyObject_CallFunctionObjArgs(more.get(), tensors, nullptr));
+  if (!others) return {};
+  written.add_tuple(others.get());
+  return Ref(written.tuple());
+}
+
 // Runs the backward: a tuple of what the kernel has written, in the order of its arguments.
 Ref written_by_backward(PyObject* kind, PyObject* numbers, PyObject* tensors, PyObject* o, PyObject* lse,
                         PyObject* of_o, PyObject* of_lse) {
@@ -138,7 +165,7 @@ Ref written_by_backward(PyObject* kind, PyObject* numbers, PyObject* tensors, Py
     rows = Ref(PyObject_CallMethod(of_lse, "contiguous", nullptr));
     if (!rows) return {};
   }
-  Ref written(PyObject_CallMethodObjArgs(kind, names().empty_gradients, tensors, nullptr));
+  Ref written = gradients_to_write(kind, tensors);
   const Ref function(PyObject_GetAttr(kind, names().backward));
   if (!written || !function) return {};
   Values values;
@@ -155,9 +182,51 @@ PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t) {
   return written_by_backward(args[0], args[1], args[2], args[3], args[4], args[5], args[6]).release();
 }
 
-// backward(ctx, do, dlse=None) -> (None, None, None, *gradients of the tensors)
-PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  PyObject *const ctx = args[0], *const of_o = args[1], *const of_lse = count > 2 ? args[2] : Py_None;
+// The kind of calls that operators know by its text.
+Ref kind_of_text(PyObject* text) {
+  static PyObject* const known = PyDict_New();
+  PyObject* const found = PyDict_GetItemWithError(known, text);
+  if (found || PyErr_Occurred()) return Ref::borrowed(found);
+  const Ref make(function_of_torch("_kind"));
+  Ref kind(make ? PyObject_CallFunctionObjArgs(make.get(), text, nullptr) : nullptr);
+  return kind && PyDict_SetItem(known, text, kind.get()) == 0 ? std::move(kind) : Ref();
+}
+
+// forward_of_operator(text, tensors, integers, reals) -> (o, lse); the lists are the dispatcher's
+PyObject* forward_of_operator(PyObject*, PyObject* const* args, Py_ssize_t) {
+  const Ref kind = kind_of_text(args[0]);
+  const Ref function(kind ? PyObject_GetAttr(kind.get(), names().forward) : nullptr);
+  if (!function) return nullptr;
+  Values values;
+  for (int i = 1; i < 4; ++i) values.add_list(args[i]);
+  Ref made(call_function(function.get(), values.all, values.count));
+  if (!made || PyTuple_Check(made.get())) return made.release();
+  const Ref with_lse(function_of_torch("_with_empty_lse"));
+  return with_lse ? PyObject_CallFunctionObjArgs(with_lse.get(), made.get(), nullptr) : nullptr;
+}
+
+// backward_of_operator(text, tensors, integers, reals, o, lse, do, dlse) -> the gradients that are asked for
+PyObject* backward_of_operator(PyObject*, PyObject* const* args, Py_ssize_t) {
+  const Ref kind = kind_of_text(args[0]);
+  Values of_numbers, of_tensors;
+  of_tensors.add_list(args[1]);
+  for (int i = 2; i < 4; ++i) of_numbers.add_list(args[i]);
+  const Ref numbers(of_numbers.tuple()), tensors(of_tensors.tuple());
+  if (!kind || !numbers || !tensors) return nullptr;
+  const Ref written =
+      written_by_backward(kind.get(), numbers.get(), tensors.get(), args[4], args[5], args[6], args[7]);
+  const Ref places(PyObject_GetAttr(kind.get(), names().returned)), returned(PyList_New(0));
+  if (!written || !places || !returned) return nullptr;
+  for (Py_ssize_t i = 0; i < PyTuple_Size(places.get()); ++i) {
+    PyObject* const one = PyTuple_GetItem(written.get(), PyLong_AsSsize_t(PyTuple_GetItem(places.get(), i)));
+    if (!one || PyList_Append(returned.get(), one) != 0) return nullptr;
+  }
+  return Ref::borrowed(returned.get()).release();
+}
+
+// ctx.apply(do, dlse=None) -> (None, None, None, *gradients of the tensors)
+PyObject* apply_backward(PyObject* ctx, PyObject* const* args, Py_ssize_t count) {
+  PyObject *const of_o = args[0], *const of_lse = count > 1 ? args[1] : Py_None;
   const Ref call(PyObject_GetAttr(ctx, names().call)), saved(PyObject_GetAttr(ctx, names().saved_tensors));
   if (!call || !saved) return nullptr;
   PyObject *const kind = PyTuple_GetItem(call.get(), 0), *const numbers = PyTuple_GetItem(call.get(), 1);
@@ -177,11 +246,31 @@ PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return written && placing ? placed(written.get(), placing.get()) : nullptr;
 }
 
+// backward(ctx, do, dlse=None)
+PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return apply_backward(args[0], args + 1, count - 1);
+}
+
+// method_of(type) -> a method "apply" of that type, which runs the backward. PyTorch's own would look for
+// what it calls in each call.
+PyObject* method_of(PyObject*, PyObject* type) {
+  static PyMethodDef method{"apply",
+                            reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(apply_backward)),
+                            METH_FASTCALL, nullptr};
+  return PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type), &method);
+}
+
 PyMethodDef methods[] = {
     {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(forward)), METH_FASTCALL, nullptr},
     {"backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(backward)), METH_FASTCALL,
      nullptr},
     {"gradients", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(gradients)), METH_FASTCALL,
+     nullptr},
+    {"method_of", method_of, METH_O, nullptr},
+    {"forward_of_operator", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(forward_of_operator)),
+     METH_FASTCALL, nullptr},
+    {"backward_of_operator",
+     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(backward_of_operator)), METH_FASTCALL,
      nullptr},
     {}};
 

@@ -44,7 +44,8 @@ class Differentiable {
   std::vector<Known> known_;
 };
 
-// Adds forward() and backward() of autograd's function and gradients() to the module; -1 with an exception.
+// Adds forward(), backward() and method_of() of autograd's function and those of operators to the module; -1
+// with an exception.
 int add_autograd(PyObject* module);
 
 }  // namespace flashjit::python

@@ -139,7 +139,8 @@ def of_pytorch(rank, size, seqlen, heads, rounds):
     mesh = init_device_mesh("cuda", (size,))
     torch.manual_seed(0)
     q, k, v, grad = (torch.randn(1, heads, seqlen, 128, dtype=torch.bfloat16, device="cuda") for _ in range(4))
-    with context_parallel(mesh, buffers=[q, k, v, grad], buffer_seq_dims=[2, 2, 2, 2]), \
+    buffers = [q, k, v, grad]
+    with context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 4, no_restore_buffers=set(buffers)), \
             sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         for t in (q, k, v):
             t.requires_grad_()

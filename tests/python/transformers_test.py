@@ -260,21 +260,21 @@ class Functions(unittest.TestCase):
         config = copy.deepcopy(CONFIGS["Llama"][1])
         config._attn_implementation = "flashjit"
         x = torch.zeros(2, 300, 64)
-        more = {"config": config, "inputs_embeds": x, "cache": None}
-        self.assertIsNone(create_causal_mask(attention_mask=None, **more))
-        self.assertIsNone(create_causal_mask(attention_mask=torch.ones(2, 300), **more))
+        cache = None  # by place, since its name differs between versions
+        self.assertIsNone(create_causal_mask(config, x, None, cache))
+        self.assertIsNone(create_causal_mask(config, x, torch.ones(2, 300), cache))
         padding = torch.ones(2, 300)
         padding[0, :150] = 0
-        mask = create_causal_mask(attention_mask=padding, **more)
+        mask = create_causal_mask(config, x, padding, cache)
         kept = torch.ones(300, 300, dtype=torch.bool).tril() & padding.bool()[:, None, None]
         blocks = torch.nn.functional.pad(kept, (0, 84, 0, 84)).unflatten(3, (3, 128)).unflatten(2, (3, 128)).any(5).any(3)
         self.assertTrue(torch.equal(mask.to_dense().bool(), blocks))
         config.attention_chunk_size = 50
-        chunks = create_chunked_causal_mask(attention_mask=padding, **more)
+        chunks = create_chunked_causal_mask(config, x, padding, cache)
         q = torch.rand(2, 4, 300, 32, dtype=DTYPE)
         o, _ = drop_in.attention_forward(torch.nn.Module(), q, q, q, chunks)
         config._attn_implementation = "sdpa"
-        dense = create_chunked_causal_mask(attention_mask=padding, **more)
+        dense = create_chunked_causal_mask(config, x, padding, cache)
         wanted, _ = drop_in.attention_forward(torch.nn.Module(), q, q, q, dense)
         torch.testing.assert_close(o, wanted, rtol=2.0**-6, atol=2.0**-6)
 

@@ -493,7 +493,7 @@ class Refusals(unittest.TestCase):
         self.refused(flashjit.InvalidArgumentError, "scale is of type str", scale="large")
         self.refused(flashjit.InvalidArgumentError, "last dimension", args=(q.repeat(1, 1, 1, 2)[..., ::2], k, v))
         self.refused(flashjit.InvalidArgumentError, "dtype fp16", args=(q, k.half(), v))
-        self.refused(flashjit.InvalidArgumentError, "64 bits", args=(q.to(torch.complex64), k, v))
+        self.refused(flashjit.InvalidArgumentError, "complex64", args=(q.to(torch.complex64), k, v))
         self.refused(flashjit.InvalidSpecError, "unknown name", mask="key <= nothing")
 
     def test_compiled_calls_drop_no_argument(self):

@@ -226,10 +226,12 @@ TEST(Serve, KilledChildrenCostTheirCompileAtMost) {
   ASSERT_GE(kill_children(), 1u);
   const HttpReply killed = service.compile(large);
   EXPECT_THAT(killed.status, AnyOf(500, 200));
-  // The one that waits: no request is lost by that.
+  // The one that waits, killed above if it was there already, and in any case here: no request is lost by
+  // that.
   ASSERT_TRUE(service.becomes("flashjit_running", 0));
-  EXPECT_EQ(kill_children(), 1u);
   EXPECT_EQ(service.compile(Asked(small_spec(1))).status, 200);
+  EXPECT_GE(kill_children(), 1u);
+  EXPECT_EQ(service.compile(Asked(small_spec(2))).status, 200);
   EXPECT_EQ(service.metric("flashjit_nurseries_total"), 1);
   // The nursery, while it compiles and while it does not: another takes its place.
   ASSERT_THAT(service.compile(large, 0).status, AnyOf(202, 200));

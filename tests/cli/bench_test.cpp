@@ -1,16 +1,14 @@
-// The verb `bench`: its measurements, tables and pictures.
+// The verb `bench`: its measurements and tables.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <regex>
 #include <sstream>
 
 #include "codegen/spec/operation.hpp"
 #include "tests/cli/command_line.hpp"
-#include "tests/cli/xml.hpp"
 
 namespace flashjit::cli_test {
 namespace {
@@ -200,79 +198,6 @@ TEST(Bench, DecodeOnAGpu) {
   const nlohmann::json row = flashjit(bench + std::vector<std::string>{"--json"}).json()["rows"].at(0);
   EXPECT_GT(row["read_gb_per_s"].get<double>(), 0);
   EXPECT_GT(row["read_share"].get<double>(), 0);
-}
-
-TEST(Bench, DrawsSpeedOverSeqlenBesideABaseline) {
-  const CommandLine flashjit;
-  const std::string full = R"({"op": "forward", "dtype": "fp32", "head_dim": 16})";
-  const std::string svg = flashjit.folder() + "/speed.svg";
-  // The baseline has another config of the same computation, a peer, and a spec that is not drawn.
-  const std::string before =
-      flashjit.file("before.json", R"({"model": "Imaginary <1>", "target": "sm_0", "rows": [
-      {"spec": {"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"], "lse": false,
-                "config": {"block_m": 48}}, "seqlen_q": 16, "tflops": 200.0},
-      {"spec": {"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"]}, "seqlen_q": 64, "tflops": 400},
-      {"spec": {"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"]}, "seqlen_q": 64, "tflops": 100},
-      {"spec": {"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"]}, "seqlen_q": 32, "tflops": 7,
-       "name": "peer"},
-      {"spec": {"op": "forward", "dtype": "fp32", "head_dim": 24}, "seqlen_q": 4096, "tflops": 9999}]})");
-  const std::vector<std::string> bench = {"bench",     small_spec,   full,       "--seqlens", "16,64",
-                                          "--heads-q", "2",          "--rounds", "1",         "--svg",
-                                          svg,         "--baseline", before};
-  const Outcome outcome = flashjit(bench);
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("TFLOP/s")) << "the table is still printed";
-  const std::string picture = slurp(svg);
-  EXPECT_EQ(xml_error(picture), "");
-  EXPECT_THAT(picture,
-              AllOf(HasSubstr(">this run ("), HasSubstr(">before (Imaginary &lt;1&gt;, sm_0)</text>"),
-                    HasSubstr(">peer (Imaginary &lt;1&gt;, sm_0)</text>")));
-  EXPECT_THAT(picture, AllOf(HasSubstr(">fp32, head_dim 16, causal</text>"),
-                             HasSubstr(">fp32, head_dim 16, no mask</text>"),
-                             HasSubstr(">seqlen (logarithmic)</text>"), HasSubstr(">TFLOP/s</text>"),
-                             HasSubstr(">16</text>"), HasSubstr(">64</text>"), HasSubstr(">400</text>")));
-  EXPECT_THAT(picture, ::testing::Not(HasSubstr("4096")));
-  EXPECT_THAT(picture, HasSubstr("seqlen 64: 400 TFLOP/s</title>"));
-  EXPECT_THAT(picture, ::testing::Not(HasSubstr("seqlen 64: 100 TFLOP/s</title>")))
-      << "the fastest config counts";
-  // 16, 32 and 64 are equally far apart; 200 is half as high as 400.
-  std::smatch line;
-  ASSERT_TRUE(std::regex_search(
-      picture, line, std::regex("points=\"([0-9.]+),([0-9.]+) ([0-9.]+),([0-9.]+)\"[^>]*#1565c0")));
-  EXPECT_NEAR(std::stod(line[2]) - std::stod(line[4]), 80, 0.1);
-  EXPECT_NEAR(std::stod(line[3]) - std::stod(line[1]), 206, 0.1);
-  EXPECT_THAT(picture, HasSubstr("cx=\"" + std::string("189") + "\""));
-
-  // What bench --json prints is a baseline.
-  const std::string own = flashjit.file(
-      "own.json",
-      flashjit({"bench", full, "--seqlens", "16", "--heads-q", "2", "--rounds", "1", "--json"}).out);
-  EXPECT_EQ(flashjit({"bench", full, "--seqlens", "16", "--heads-q", "2", "--rounds", "1", "--svg", svg,
-                      "--baseline", own})
-                .exit_code,
-            0);
-  EXPECT_THAT(slurp(svg), HasSubstr(">own ("));
-  EXPECT_THAT(slurp(svg), HasSubstr(">GFLOP/s</text>"));
-}
-
-TEST(Bench, RefusesABaselineBeforeItMeasures) {
-  const CommandLine flashjit;
-  const std::string svg = flashjit.folder() + "/speed.svg";
-  const auto refused = [&](const std::string& text) {
-    const Outcome outcome =
-        flashjit({"bench", small_spec, "--svg", svg, "--baseline", flashjit.file("b.json", text)});
-    EXPECT_EQ(outcome.exit_code, 3) << text;
-    EXPECT_FALSE(std::filesystem::exists(svg)) << text;
-    return outcome.err;
-  };
-  EXPECT_THAT(refused("no JSON"), HasSubstr("it has no \"rows\""));
-  EXPECT_THAT(refused("[]"), HasSubstr("'flashjit bench --json' printed would work"));
-  EXPECT_THAT(refused(R"({"rows": [1]})"), HasSubstr("a row has no \"spec\""));
-  EXPECT_THAT(refused(R"({"rows": [{"spec": {}, "seqlen_q": 1.5}]})"),
-              HasSubstr("a row has no \"seqlen_q\""));
-  EXPECT_THAT(refused(R"({"rows": []})"), HasSubstr("has no row of a SPEC"));
-  EXPECT_EQ(flashjit({"bench", small_spec, "--baseline", "b.json"}).exit_code, 64) << "it needs --svg";
-  EXPECT_EQ(flashjit({"bench", small_spec, "--svg", svg, "--compile"}).exit_code, 64);
 }
 
 TEST(Bench, MeasuresTheWayToAKernel) {

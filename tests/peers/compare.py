@@ -73,25 +73,6 @@ class Case:
         self.samples = options.samples if threads is None else max(2, min(options.samples, int(3e10 * threads / cell.flops())))
 
 
-def rows_of(cases, visits, options):
-    """Medians of the rounds in the form of `flashjit bench --json`, for `flashjit bench --svg FILE --baseline`: a row for each side, state
-    and case. Only full and causal attention have rows, because Cell counts the operations of no other mask."""
-    times = {}
-    for visit in visits:
-        for side, ms in visit["ms"].items():
-            if ms:
-                times.setdefault((visit["cell"], side, visit["state"]), []).append(ms)
-    rows = []
-    for case in cases:
-        for (name, side, state), of in times.items():
-            if name == case.name and case.cell.mask in ("full", "causal"):
-                dtype = "fp16" if side == "fp16" else case.dtype
-                where = f", {STATES[state].lower()}" if state else f", threads: {case.threads}"
-                rows.append({"name": side + where, "spec": case.cell.specs(dtype, options.dropout is not None)[0], "batch": case.cell.batch,
-                             "seqlen_q": case.cell.seqlen, "tflops": case.cell.tflops(statistics.median(of))})
-    return rows
-
-
 class Process:
     """A process that keeps running and answers a line of JSON with lines of JSON."""
 
@@ -352,7 +333,7 @@ def parse(arguments):
                         help="of flashjit's K and V in decode on a GPU; the peers' is heads_first [%(default)s]")
     parser.add_argument("--dropout", type=float, metavar="P", help="with dropout of that probability on both sides")
     parser.add_argument("--fp16", action="store_true", help="on a GPU measure flashjit in fp16 too, a side more")
-    parser.add_argument("--json", metavar="FILE", help="write every visit there, and the medians as rows that flashjit bench --baseline draws")
+    parser.add_argument("--json", metavar="FILE", help="write every visit there; tests/bench/figures --record makes a result of them")
     options = parser.parse_args(arguments)
     on_cpu = options.device == "cpu"
     if on_cpu and (options.fp16 or options.states):
@@ -400,8 +381,7 @@ def main(arguments=None):
             open_process.close()
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"model": ours[0].model, "target": ours[0].target, "tokens": options.tokens, "visits": visits,
-                       "rows": rows_of(cases, visits, options)}, file, indent=1)
+            json.dump({"model": ours[0].model, "target": ours[0].target, "tokens": options.tokens, "visits": visits}, file, indent=1)
 
     dropout = "" if options.dropout is None else f" with dropout {options.dropout}"
     if options.decode:

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <sstream>
@@ -19,7 +18,6 @@
 #include "tools/command/exit_code.hpp"
 #include "tools/command/peak_rates.hpp"
 #include "tools/command/progress.hpp"
-#include "tools/command/speed_picture.hpp"
 #include "tools/command/verbs.hpp"
 #include "tools/command/workload.hpp"
 #include "tools/verify/table.hpp"
@@ -210,17 +208,6 @@ class Bench {
       any_reads_ |= traffic_of(spec) == Traffic::reads_cache;
       any_copies_ |= reads_and_writes(traffic_of(spec));
     }
-    for (const std::string& path : options.baselines) {
-      const std::vector<SpeedRow> rows = read_speed_rows(path);
-      const auto fits = [&](const SpeedRow& row) {
-        return std::any_of(specs_.begin(), specs_.end(),
-                           [&](const AttentionSpec& spec) { return same_panel(spec, row.spec); });
-      };
-      if (std::none_of(rows.begin(), rows.end(), fits))
-        throw Error(ErrorCode::invalid_argument,
-                    path + " has no row of a SPEC of this command; bench the same specs for both");
-      recorded_.insert(recorded_.end(), rows.begin(), rows.end());
-    }
   }
 
   // The shapes for the spec that takes the fewest rows.
@@ -347,24 +334,6 @@ class Bench {
     std::cout << shown(table);
   }
 
-  void write_svg(const std::string& path) const {
-    const std::string run =
-        "this run (" + device_model(engine_.device()) + ", " + engine_.target().str() + ")";
-    std::vector<SpeedRow> rows = recorded_;
-    for (const Row& r : rows_) rows.push_back({run, r.kernel.spec, r.shape.seqlen_q, r.tflops});
-    const std::string threads =
-        !on_cpu_ ? "" : std::to_string(num_threads_) + (num_threads_ == 1 ? " thread, " : " threads, ");
-    const Shape shape = options_.shape.shape(specs_.front());
-    std::ofstream file(path);
-    file << speed_svg("Attention speed: " + threads + "heads " + std::to_string(shape.num_heads_q) + "/" +
-                          std::to_string(shape.num_heads_kv) + ", " +
-                          (options_.tokens > 0 ? std::to_string(options_.tokens) + " tokens"
-                                               : "batch " + std::to_string(shape.batch)),
-                      run, rows);
-    if (!file.flush())
-      throw Error(ErrorCode::invalid_argument, "the picture '" + path + "' cannot be written");
-  }
-
   void print_json() {
     Json rows = Json::array();
     for (const Row& r : rows_) {
@@ -418,7 +387,6 @@ class Bench {
   std::vector<double> fma_, amx_;  // TFLOP/s
   std::vector<Row> rows_;
   std::vector<PlainRow> plain_;
-  std::vector<SpeedRow> recorded_;  // of the baselines
 };
 
 int bench_kernels(const BenchOptions& options) {
@@ -433,7 +401,6 @@ int bench_kernels(const BenchOptions& options) {
   } else {
     bench.print_table();
   }
-  if (!options.svg.empty()) bench.write_svg(options.svg);
   return exit_ok;
 }
 
@@ -532,16 +499,8 @@ Verb add_bench(const Arguments& parent) {
                  "With --gpus: how the sequence is divided: contiguous, zigzag, heads or best")
       .needs(gpus)
       .capture_default_str();
-  const Argument svg = app.add_option("--svg", options->svg, "Draw speed over seqlen into this file")
-                           .excludes(compile)
-                           .excludes(start);
-  app.add_option("--baseline", options->baselines,
-                 "Draw recorded runs beside this one: files that bench --json printed, with commas")
-      .delimiter(',')
-      .needs(svg);
-  for (const char* name :
-       {"--svg", "--batch", "--seqlen-k", "--lengths-k", "--heads-q", "--heads-kv", "--seqlens", "--tokens",
-        "--configs", "--op", "--processor-time", "--compile", "--start"})
+  for (const char* name : {"--batch", "--seqlen-k", "--lengths-k", "--heads-q", "--heads-kv", "--seqlens",
+                           "--tokens", "--configs", "--op", "--processor-time", "--compile", "--start"})
     serve.excludes(app.get_option(name));
   add_output(app, options->json);
   app.footer(
@@ -570,8 +529,6 @@ Verb add_bench(const Arguments& parent) {
       "  flashjit bench spec.json --seqlens 1024,4096 --num-threads 1\n"
       "  flashjit bench full.json causal.json --device cuda:0 --seqlens 8192 --tokens 16384 --heads-q 16\n"
       "  flashjit bench spec.json --configs all --seqlens 4096 --json\n"
-      "  flashjit bench spec.json --json > before.json\n"
-      "  flashjit bench spec.json --svg speed.svg --baseline before.json\n"
       "  flashjit bench decode.json --seqlens 1 --seqlen-k 8192 --batch 16 --heads-q 32 --heads-kv 8\n"
       "  flashjit bench paged.json --seqlens 1 --lengths-k 1x100000,63x500 --page-size 16 --heads-q 32 "
       "--heads-kv 8\n"

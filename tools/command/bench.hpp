@@ -26,13 +26,11 @@ struct BenchOptions {
   bool processor_time = false;
   bool compile = false;  // measure engine.get instead of kernels
   std::vector<std::string> targets = {"native"};
-  bool start = false;                  // measure the way to the first result instead
-  int threads = 16;                    // threads that ask at once for a kernel in memory
-  int gpus = 0;                        // measure so many together
-  std::string layout = "best";         // of the sequence among them
-  bool serve = false;                  // measure what standard input asks for
-  std::string svg;                     // a picture of the rows goes to this file
-  std::vector<std::string> baselines;  // files of recorded runs to draw beside this one
+  bool start = false;           // measure the way to the first result instead
+  int threads = 16;             // threads that ask at once for a kernel in memory
+  int gpus = 0;                 // measure so many together
+  std::string layout = "best";  // of the sequence among them
+  bool serve = false;           // measure what standard input asks for
   bool json = false;
 };
 

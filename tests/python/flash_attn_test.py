@@ -4,6 +4,8 @@ On a GPU if PyTorch has one, with bf16; else on the CPU, with fp32.
 """
 
 import itertools
+import random
+import sys
 import unittest
 
 import flashjit
@@ -124,6 +126,95 @@ class Functions(unittest.TestCase):
         q, k, v = (x.detach() for x in inputs())
         strided = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in (q, k, v)]
         torch.testing.assert_close(flash_attn.flash_attn_func(*strided), flash_attn.flash_attn_func(q, k, v))
+
+
+class CallsLikeEarlierOnes(unittest.TestCase):
+    """A call like an earlier one finds its function in C++. It means what it says all the same."""
+
+    def setUp(self):
+        self.tensors = [x.detach() for x in inputs()]
+        self.slopes = torch.rand(2, 4)
+
+    def each(self, *calls, function=flash_attn.flash_attn_func):
+        """Makes the calls three times in turn, and compares each with the function that Python has for the first."""
+        wanted = [function.__wrapped__(*tensors, **call)[0] for tensors, call in calls]
+        for turn in range(3):
+            for i, (tensors, call) in enumerate(calls):
+                with self.subTest(turn=turn, **{name: str(one) for name, one in call.items()}):
+                    torch.testing.assert_close(function(*tensors, **call), wanted[i])
+        for i, one in enumerate(wanted):
+            for other in wanted[i + 1 :]:
+                self.assertFalse(type(one) is type(other) and torch.equal(one, other))
+
+    def test_arguments_that_decide_the_mask_and_the_score(self):
+        same = {"softmax_scale": None, "causal": False, "window_size": (-1, -1), "softcap": 0.0, "alibi_slopes": None}
+        changes = ({}, {"causal": True}, {"softcap": 3.0}, {"causal": True, "softcap": 3.0}, {"softcap": 2}, {"softcap": 0.25},
+                   {"softmax_scale": 0.5}, {"window_size": (4, 2)}, {"window_size": [5, 2]},
+                   {"alibi_slopes": self.slopes[0]}, {"alibi_slopes": self.slopes[1]}, {"alibi_slopes": self.slopes})  # fmt: skip
+        calls = [{**same, **change} for change in changes]
+        self.each(*[(self.tensors, call) for call in calls])
+        # In another order, in which others are the earlier ones.
+        self.each(*[(self.tensors, dict(reversed(call.items()))) for call in reversed(calls)])
+
+    def test_tensors_of_other_strides(self):
+        q, k, v = self.tensors
+        strided = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in (q, v, k)]
+        self.each(((q, k, v), {}), (strided, {}), ((q, v, k), {"softmax_scale": 0.3}))
+
+    def test_results(self):
+        for _ in range(3):
+            made = flash_attn.flash_attn_func(*self.tensors, return_attn_probs=True)
+            self.assertEqual((len(made), made[2]), (3, None))
+            made = flash_attn_interface.flash_attn_func(*self.tensors, return_attn_probs=True)
+            self.assertEqual(len(made), 2)
+            made = flash_attn.flash_attn_func(*self.tensors, return_attn_probs=False)
+            self.assertIsInstance(made, torch.Tensor)
+
+    def test_lists_that_change(self):
+        window, wanted = [4, 2], flash_attn.flash_attn_func(*self.tensors, window_size=(0, 0))
+        flash_attn.flash_attn_func(*self.tensors, window_size=window)
+        window[:] = 0, 0
+        torch.testing.assert_close(flash_attn.flash_attn_func(*self.tensors, window_size=window), wanted)
+
+    def test_dropout_draws_in_each_call(self):
+        made = [flash_attn.flash_attn_func(*self.tensors, dropout_p=0.3) for _ in range(3)]
+        self.assertFalse(torch.equal(made[0], made[1]) or torch.equal(made[1], made[2]))
+
+    def test_rows_of_caches(self):
+        q, k, v = (x.detach() for x in inputs(rows=70, keys=160))
+        lengths = torch.tensor([85, 71], dtype=torch.int32)
+        few = {"causal": True, "cache_seqlens": lengths}
+        self.each(((q[:, :3], k, v), few), ((q, k, v), few), ((q[:, :3], k, v), {"causal": True, "cache_seqlens": 60}),
+                  ((q[:, :3], k, v), {"causal": True, "cache_seqlens": lengths - 2}),
+                  function=flash_attn.flash_attn_with_kvcache)  # fmt: skip
+
+    def test_they_do_not_come_to_python(self):
+        """But for the first of them, and for those that PyTorch has to see."""
+        q, k, v = self.tensors
+        starts, lengths = torch.tensor([0, 33, 66], dtype=torch.int32), torch.tensor([9, 8], dtype=torch.int32)
+        packed = [x.flatten(0, 1) for x in (q, k[:, :33], v[:, :33])]
+        came = []
+
+        def trace(frame, event, argument):
+            if event == "call" and frame.f_code.co_filename.endswith("_attend.py"):
+                came.append(frame.f_code.co_name)
+
+        for name, call in {
+            "func": lambda: flash_attn.flash_attn_func(q, k, v, causal=True, softmax_scale=random.random() + 0.1),
+            "biased": lambda: flash_attn.flash_attn_func(q, k, v, 0.0, None, True, alibi_slopes=torch.rand(4)),
+            "func of 3": lambda: flash_attn_interface.flash_attn_func(q, k, v, s_aux=torch.rand(4)),
+            "varlen": lambda: flash_attn.flash_attn_varlen_func(*packed, starts, starts, 33, 33, causal=True),
+            "caches": lambda: flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths + 1, causal=True),
+            "with gradients": lambda: flash_attn.flash_attn_func(*inputs(), causal=True).sum().backward(),
+        }.items():
+            with self.subTest(name):
+                call()
+                sys.setprofile(trace)
+                try:
+                    call()
+                finally:
+                    sys.setprofile(None)
+                self.assertEqual(came, [])
 
 
 class Varlen(unittest.TestCase):

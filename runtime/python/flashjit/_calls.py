@@ -1,66 +1,84 @@
-"""Hot calls of attention: keywords like those of an earlier call go to native code at once."""
+"""Hot calls: those like an earlier one go to native code at once."""
 
 from functools import wraps
+from inspect import unwrap
 from sys import intern, modules
 
 from . import _native
-from ._errors import InvalidArgumentError
+from ._errors import Error
 
-_attend, _call = _native.attend, _native.call
+_attend = _native.attend
 
-_ATTENTION = (
-    "q", "k", "v", "softmax_scale", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqlens_q",
-    "seqlens_k", "page_table", "window_left", "window_right", "num_sinks", "tree_bits", "prefix_lengths",
-    "sink_logits", "k_scale", "v_scale", "dropout_p", "dropout_seed", "dropout_offset", "dropout_seed_tensor",
-    "dropout_offset_tensor", "block_offsets", "block_indices", "block_bitmask_of", "block_bitmasks", "row_offset",
-    "key_offset",
-)  # fmt: skip
-# The place of an argument by the keyword that gives it as it is; of others a call learns what they are fixed to.
-_PLACES = {
-    {"softmax_scale": "scale"}.get(name, name): place
-    for place, name in enumerate(_ATTENTION)
-    if name not in ("q", "k", "v") and not name.startswith(("window_", "dropout_", "block_"))
-}
-_WINDOW_AT = _ATTENTION.index("window_left")
-_LISTS_AT = _ATTENTION.index("block_offsets")
-_LEARNED = {"mask", "score", "tables", "return_lse", "out_dtype", "kv_scale", "deterministic", "heads_first"}
-_FIXED, _A_WINDOW, _LISTS = -1, -2, -3  # as native/calls.cpp has them
+_FIXED, _LISTS = -1, -2  # as native/calls.cpp has them
 _MOST_PATTERNS = 64
-_patterns: list = []
 
 
-def _learn(keywords, function, named):
-    """Makes the native function attend take calls with keywords like these."""
-    places = []
-    for name, value in keywords.items():
-        if name in _PLACES:
-            places.append(_PLACES[name])
-        elif name in named:
-            places.append(len(_ATTENTION) + list(named).index(name))
-        elif name == "window" and value is not None:
-            places.append(_A_WINDOW)
-        elif name == "block_lists" and value is not None:
-            places.append(_LISTS)
-        elif value is None or name in _LEARNED and _is_constant(value) or name == "dropout_p" and value == 0.0:
-            places.append(_FIXED)
+def called(tells, renamed=(), finish=None):
+    """The function that returns what `tells` makes of its arguments, and has its signature.
+
+    tells(*arguments, **keywords) is (result, told). told is (function, its names, its values) where a native function
+    makes the result, else None. A call like an earlier one of which it was told does not come to `tells` again: the
+    native function attend puts its arguments in their places. renamed: names of the native function's arguments by
+    those that are called otherwise here. finish(result) is what the caller gets.
+    """
+    patterns, code = [], unwrap(tells).__code__
+    positional, renamed = code.co_varnames[: code.co_argcount], dict(renamed)
+
+    @wraps(tells)
+    def function(*arguments, **keywords):
+        torch = modules.get("torch")
+        made = NotImplemented
+        if torch is None or not torch.compiler.is_compiling():
+            try:
+                made = _attend(patterns, arguments, keywords)
+            except Error:  # of tensors of other strides and ranks `tells` may make others, or says what is wrong
+                pass
+        if made is NotImplemented:
+            made, told = tells(*arguments, **keywords)
+            if told is not None:
+                _learn(patterns, [*zip(positional, arguments), *keywords.items()], len(arguments), renamed, *told)
+        return made if finish is None else finish(made)
+
+    return function
+
+
+def _learn(patterns, given, positional, renamed, function, names, values):
+    """Makes the native function attend take calls like this one."""
+    constants, places, kept = list(values), [], []
+    for name, value in given:
+        place = names.index(renamed.get(name, name)) if renamed.get(name, name) in names else None
+        if name == "block_lists" and value is not None:
+            at = names.index("block_offsets")
+            constants[at : at + 4] = [None] * 4
+            place, one = _LISTS, (value.block_m, value.block_n, value.per_head, value.of_masks)
+        elif _is_variable(value) and place is not None and values[place] is value:
+            constants[place], one = None, type(value)
+        elif _is_constant(value):
+            place, one = _FIXED, _copied(value)
         else:
             return
-    kept = tuple([_copied(one) if place == _FIXED else _sizes(one) if place == _LISTS else None
-                  for place, one in zip(places, keywords.values())])  # fmt: skip
-    if len(_patterns) == _MOST_PATTERNS:
-        _patterns.clear()
-    _patterns.append((function, len(_ATTENTION) + len(named), _WINDOW_AT, _LISTS_AT, tuple(map(intern, keywords)),
-                      tuple(places), kept))  # fmt: skip
+        places.append(place)
+        kept.append(one)
+    if not _is_constant(constants):
+        return
+    if len(patterns) == _MOST_PATTERNS:
+        patterns.clear()
+    lists_at = names.index("block_offsets") if "block_offsets" in names else 0
+    keywords = tuple([intern(name) for name, _ in given[positional:]])
+    patterns.append((function, tuple(constants), lists_at, positional, keywords, tuple(places), tuple(kept)))
 
 
-def _sizes(lists):
-    return lists.block_m, lists.block_n, lists.per_head, lists.of_masks
+def _is_variable(value):
+    """Whether others of its type mean the same in its place. A number that is 0, and None, may say that there is none."""
+    return value is not None and (value != 0 if isinstance(value, (int, float)) else not _is_constant(value))
 
 
 def _is_constant(value):
     if type(value) in (list, tuple):
         return all(map(_is_constant, value))
-    return type(value) in (bool, str) or type(value) is dict and all(map(_is_constant, (*value, *value.values())))
+    if type(value) is dict:
+        return all(map(_is_constant, (*value, *value.values())))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def _copied(value):
@@ -68,40 +86,6 @@ def _copied(value):
     if type(value) is dict:
         return {name: _copied(one) for name, one in value.items()}
     return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
-
-
-def called(parts):
-    """The function of a call whose parts are told by this one, which has its signature."""
-
-    @wraps(parts)
-    def attention(q, k, v=None, **keywords):
-        torch = modules.get("torch")
-        if torch is not None and torch.compiler.is_compiling():
-            from .torch import attention_in_graph
-
-            lists = keywords.get("block_lists")
-            return attention_in_graph(q, k, v, keywords if lists is None else {**keywords, "block_lists": lists._parts()})
-        made = _attend(_patterns, q, k, v, keywords)
-        if made is not NotImplemented:
-            return made
-        function, stream, out, alone, values, of_torch = parts(q, k, v, **keywords)
-        if not (alone and is_left_to_torch(q)):
-            made = _call(function, stream, out, *values)
-        if made is not NotImplemented:
-            if alone:
-                _learn(keywords, function, of_torch[0])
-            return made
-        # PyTorch has to see the call, or its arguments are not plain.
-        if not alone:
-            raise InvalidArgumentError(
-                "a tensor of PyTorch requires a gradient, for which out, engine and stream have no meaning: a call "
-                "without them, or under torch.no_grad(), would work"
-            )
-        from .torch import attention_of_torch  # takes a microsecond once PyTorch is there
-
-        return attention_of_torch(values, *of_torch)
-
-    return attention
 
 
 def is_left_to_torch(q):

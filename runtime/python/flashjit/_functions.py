@@ -1,18 +1,26 @@
 """Attention by tensors alone: the spec follows from the tensors and the keywords."""
 
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
+from inspect import unwrap
 from sys import modules
 from typing import Any
 
 from . import _native
-from ._calls import _ATTENTION, called, is_left_to_torch
+from ._calls import called, is_left_to_torch
 from ._engine import default_engine, functions_of
 from ._errors import InvalidArgumentError
 from ._specs import KEYWORDS, Maker, frozen
 
 _call = _native.call
 
+_ATTENTION = (
+    "q", "k", "v", "softmax_scale", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqlens_q",
+    "seqlens_k", "page_table", "window_left", "window_right", "num_sinks", "tree_bits", "prefix_lengths",
+    "sink_logits", "k_scale", "v_scale", "dropout_p", "dropout_seed", "dropout_offset", "dropout_seed_tensor",
+    "dropout_offset_tensor", "block_offsets", "block_indices", "block_bitmask_of", "block_bitmasks", "row_offset",
+    "key_offset",
+)  # fmt: skip
 _DECODE = (
     "q", "k", "v", "softmax_scale", "cu_seqlens_q", "max_seqlen_q", "seqlens_k", "page_table", "window_left",
     "window_right", "num_sinks", "tree_bits", "prefix_lengths", "sink_logits", "k_scale", "v_scale", "k_new", "v_new",
@@ -100,7 +108,43 @@ def _drawn(q):
     return torch.randint(2**63 - 1, (2, 1), dtype=torch.int64, device=q.device).unbind()
 
 
-@called
+def _attending(parts):
+    """What `called` takes, of attention whose parts are told by this function, which has its signature."""
+
+    @wraps(parts)
+    def tells(q, k, v=None, **keywords):
+        torch = modules.get("torch")
+        if torch is not None and torch.compiler.is_compiling():
+            from .torch import attention_in_graph
+
+            lists = keywords.get("block_lists")
+            if lists is not None:
+                keywords = {**keywords, "block_lists": lists._parts()}
+            return attention_in_graph(q, k, v, keywords), None
+        function, stream, out, alone, values, of_torch = parts(q, k, v, **keywords)
+        made = NotImplemented
+        if not (alone and is_left_to_torch(q)):
+            made = _call(function, stream, out, *values)
+        if made is not NotImplemented:
+            return made, (function, _ATTENTION + of_torch[0], values) if alone else None
+        # PyTorch has to see the call, or its arguments are not plain.
+        if not alone:
+            raise InvalidArgumentError(
+                "a tensor of PyTorch requires a gradient, for which out, engine and stream have no meaning: a call "
+                "without them, or under torch.no_grad(), would work"
+            )
+        from .torch import attention_of_torch  # takes a microsecond once PyTorch is there
+
+        return attention_of_torch(values, *of_torch), None
+
+    return tells
+
+
+_RENAMED = {"scale": "softmax_scale"}
+
+
+@partial(called, renamed=_RENAMED)
+@_attending
 def attention(q, k, v=None, *, mask=(), score=(), scale=None, dropout_p=0.0, dropout_seed=None, dropout_offset=None,
               window=None, num_sinks=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
               seqlens_q=None, seqlens_k=None, page_table=None, tree_bits=None, prefix_lengths=None, block_lists=None,
@@ -202,6 +246,9 @@ def attention(q, k, v=None, *, mask=(), score=(), scale=None, dropout_p=0.0, dro
     return function, stream, out, alone, values, of_torch
 
 
+parts_of_attention = unwrap(attention)
+
+
 def _check_values_in_keys(function, v, head_dim_v, is_traced):
     if v is not None or is_traced or not isinstance(head_dim_v, int) or head_dim_v <= 0:
         given = "beside v" if v is not None else "while PyTorch sees the call" if is_traced else f"{head_dim_v!r}"
@@ -233,7 +280,7 @@ def _forward_fields(return_lse, p, out_dtype, kv_scale):
     return fields
 
 
-_SHOWN = {"softmax_scale": "scale"}
+_SHOWN = {there: here for here, there in _RENAMED.items()}
 _NO_LISTS = (None,) * 4
 _ALL = (None, None)
 
@@ -264,6 +311,7 @@ def _rotary(rotary, q):
     return fields
 
 
+@partial(called, renamed=_RENAMED)
 def decode(q, k, v=None, *, mask=(), score=(), scale=None, window=None, num_sinks=None, cu_seqlens_q=None,
            max_seqlen_q=None, seqlens_k=None, page_table=None, tree_bits=None, prefix_lengths=None, sink_logits=None,
            k_scale=None, v_scale=None, kv_scale=None, k_new=None, v_new=None, rotary=None, q_out=None,
@@ -300,7 +348,7 @@ def decode(q, k, v=None, *, mask=(), score=(), scale=None, window=None, num_sink
         writes = () if k_new is None else ("k", "v", "q_out")
         names = _DECODE + tuple(named)
         made = launch_of_torch("decode", names, values, writes, mask, score, fields, tables, tuple(named))
-        return made if return_lse else made[0]
+        return (made if return_lse else made[0]), None
     cache = functions_of(engine)
     key = ("decode", mask, score, return_lse, out_dtype, kv_scale, batch_invariant, head_dim_v)
     if named or tables or rotary is not None or k_new is not None:
@@ -318,7 +366,8 @@ def decode(q, k, v=None, *, mask=(), score=(), scale=None, window=None, num_sink
         function = _function(
             cache, key, _DECODE + tuple(named), _SHOWN, True, bool(return_lse), maker, head_dim_v=head_dim_v
         )
-    return _call(function, stream, out, *values)
+    told = (function, _DECODE + tuple(named), values) if out is None and engine is None and stream is None else None
+    return _call(function, stream, out, *values), told
 
 
 def _decode_fields(return_lse, batch_invariant, out_dtype, kv_scale, k_new, rotary, q_out):
@@ -526,7 +575,7 @@ def make_block_lists(q, k, *, mask, block_m=128, block_n=128, per_head=False, bi
 
 
 def _keywords(function):
-    code = getattr(function, "__wrapped__", function).__code__
+    code = unwrap(function).__code__
     count = code.co_argcount
     return code.co_varnames[count : count + code.co_kwonlyargcount]
 

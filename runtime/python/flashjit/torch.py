@@ -21,7 +21,7 @@ import torch
 
 from . import _native
 from ._errors import InvalidArgumentError, UnsupportedError
-from ._functions import _ATTENTION, _SHOWN, BlockLists, _forward_fields, attention
+from ._functions import _ATTENTION, _SHOWN, BlockLists, _forward_fields, parts_of_attention
 from ._specs import Maker, frozen
 
 _call = _native.call
@@ -342,7 +342,7 @@ def attention_in_graph(q, k, v, keywords):
     lists = keywords.get("block_lists")
     if lists is not None:
         keywords = {**keywords, "block_lists": BlockLists(*lists)}
-    _, _, _, alone, values, of_torch = attention.__wrapped__(q, k, v, **keywords)
+    _, _, _, alone, values, of_torch = parts_of_attention(q, k, v, **keywords)
     if not alone:
         raise InvalidArgumentError(
             "attention() has out, engine or stream while PyTorch traces it: a call without them would work"

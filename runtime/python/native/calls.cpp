@@ -10,7 +10,7 @@ namespace flashjit::python {
 namespace {
 
 constexpr std::size_t most_values = 64;
-constexpr long fixed = -1, a_window = -2, block_lists = -3;  // in the place of a place
+constexpr long fixed = -1, block_lists = -2;  // in the place of a place
 
 PyObject* not_implemented() {
   return Ref::borrowed(Py_NotImplemented).release();
@@ -28,11 +28,16 @@ int is_watched(PyObject* q) {
   return 0;
 }
 
-// Whether a value means the same as one of an earlier call, which is a constant or consists of texts.
+bool is_plain_number(PyObject* value) {
+  return PyLong_Check(value) || PyFloat_Check(value);
+}
+
+// Whether a value means the same as one of an earlier call, which is a constant or consists of constants.
 bool is_same(PyObject* value, PyObject* earlier) {
   if (value == earlier) return true;
   if (Py_TYPE(value) != Py_TYPE(earlier)) return false;
-  if (!PyUnicode_Check(value) && !PyTuple_Check(value) && !PyList_Check(value) && !PyDict_Check(value))
+  if (!is_plain_number(value) && !PyUnicode_Check(value) && !PyTuple_Check(value) && !PyList_Check(value) &&
+      !PyDict_Check(value))
     return false;
   const int same = PyObject_RichCompareBool(value, earlier, Py_EQ);
   if (same < 0) PyErr_Clear();
@@ -66,52 +71,65 @@ bool fill_lists(PyObject* lists, PyObject* sizes, PyObject** places) {
   return true;
 }
 
-// Puts the keywords' values into their places, if they are those of the pattern (function, count, window_at,
-// lists_at, names, places, fixed values).
-bool fill(PyObject* pattern, PyObject* keywords, PyObject** values, std::size_t* count) {
-  PyObject *const given = PyTuple_GetItem(pattern, 4), *const places = PyTuple_GetItem(pattern, 5),
-                  *const fixed_values = PyTuple_GetItem(pattern, 6);
-  if (PyTuple_Size(given) != PyDict_Size(keywords)) return false;
-  *count = PyLong_AsSize_t(PyTuple_GetItem(pattern, 1));
-  std::fill_n(values, *count, Py_None);
-  PyObject *name = nullptr, *value = nullptr;
-  for (Py_ssize_t at = 0, i = 0; PyDict_Next(keywords, &at, &name, &value); ++i) {
-    if (name != PyTuple_GetItem(given, i)) return false;
-    const long place = PyLong_AsLong(PyTuple_GetItem(places, i));
-    if (place == fixed) {
-      if (!is_same(value, PyTuple_GetItem(fixed_values, i))) return false;
-    } else if (place == a_window) {
-      if (!PyTuple_CheckExact(value) || PyTuple_Size(value) != 2) return false;
-      PyObject** const sides = values + PyLong_AsSize_t(PyTuple_GetItem(pattern, 2));
-      for (Py_ssize_t side = 0; side < 2; ++side) sides[side] = PyTuple_GetItem(value, side);
-      if (sides[0] == Py_None && sides[1] == Py_None) return false;  // says nothing, and is a window
-    } else if (place == block_lists) {
-      PyObject** const tensors = values + PyLong_AsSize_t(PyTuple_GetItem(pattern, 3));
-      if (fill_lists(value, PyTuple_GetItem(fixed_values, i), tensors)) continue;
-      PyErr_Clear();
-      return false;
-    } else {
-      values[place] = value;
-    }
+// Earlier calls like which others are: what flashjit._calls makes.
+class Pattern {
+ public:
+  explicit Pattern(PyObject* parts) : parts_(parts) {}
+  PyObject* function() const { return part(0); }
+  std::size_t count() const { return static_cast<std::size_t>(PyTuple_Size(part(1))); }
+  // Makes the function's values of a call's, if they are like the earlier one's.
+  bool fill(PyObject* arguments, PyObject* keywords, PyObject** values) const {
+    PyObject *const constants = part(1), *const names = part(4);
+    const Py_ssize_t positional = PyTuple_Size(arguments);
+    if (positional != PyLong_AsSsize_t(part(3)) || PyTuple_Size(names) != PyDict_Size(keywords)) return false;
+    PyObject *name = nullptr, *value = nullptr;
+    for (Py_ssize_t at = 0, i = 0; PyDict_Next(keywords, &at, &name, nullptr); ++i)
+      if (name != PyTuple_GetItem(names, i)) return false;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(constants); ++i) values[i] = PyTuple_GetItem(constants, i);
+    for (Py_ssize_t i = 0; i < positional; ++i)
+      if (!put(i, PyTuple_GetItem(arguments, i), values)) return false;
+    for (Py_ssize_t at = 0, i = positional; PyDict_Next(keywords, &at, nullptr, &value); ++i)
+      if (!put(i, value, values)) return false;
+    return true;
   }
-  return true;
-}
 
-// attend(patterns, q, k, v, keywords) -> what the call returns, or NotImplemented if no pattern is like it or
-// a framework has to see it.
+ private:
+  PyObject* part(Py_ssize_t i) const { return PyTuple_GetItem(parts_, i); }
+  // Puts the i-th value of a call into its place, if it is like the earlier one.
+  bool put(Py_ssize_t i, PyObject* value, PyObject** values) const {
+    PyObject* const kept = PyTuple_GetItem(part(6), i);
+    const long place = PyLong_AsLong(PyTuple_GetItem(part(5), i));
+    if (place == fixed) return is_same(value, kept);
+    if (place == block_lists) {
+      const bool filled = fill_lists(value, kept, values + PyLong_AsSize_t(part(2)));
+      if (!filled) PyErr_Clear();
+      return filled;
+    }
+    // 0 may mean that there is none, and so is a constant.
+    if (reinterpret_cast<PyObject*>(Py_TYPE(value)) != kept ||
+        (is_plain_number(value) && !PyObject_IsTrue(value)))
+      return false;
+    values[place] = value;
+    return true;
+  }
+
+  PyObject* parts_;
+};
+
+// attend(patterns, arguments, keywords) -> what the call returns, or NotImplemented if no pattern is like it
+// or a framework has to see it.
 PyObject* attend(PyObject*, PyObject* const* args, Py_ssize_t) {
-  PyObject *const patterns = args[0], *const keywords = args[4];
+  PyObject* const patterns = args[0];
   PyObject* values[most_values];
-  std::size_t count = 0;
   for (Py_ssize_t i = 0; i < PyList_Size(patterns); ++i) {
     // Others may change the list while the call runs without the GIL.
-    const Ref pattern = Ref::borrowed(PyList_GetItem(patterns, i));
-    if (!fill(pattern.get(), keywords, values, &count)) continue;
-    const int watched = is_watched(args[1]);
+    const Ref kept = Ref::borrowed(PyList_GetItem(patterns, i));
+    const Pattern pattern(kept.get());
+    if (!pattern.fill(args[1], args[2], values)) continue;
+    const int watched = is_watched(values[0]);
     if (watched != 0) PyErr_Clear();  // what is no tensor is refused elsewhere
     if (watched != 0) return not_implemented();
-    std::copy_n(args + 1, 3, values);
-    return call_function(PyTuple_GetItem(pattern.get(), 0), values, count);
+    return call_function(pattern.function(), values, pattern.count());
   }
   return not_implemented();
 }

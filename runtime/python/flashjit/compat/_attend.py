@@ -1,11 +1,23 @@
 """Attention by the arguments that FlashAttention's functions share."""
 
+from functools import partial
+
 import torch
 
+from .._calls import called
 from .._errors import InvalidArgumentError, UnsupportedError
 from .._functions import append_kv, attention, decode
 
 MOST_DECODED_ROWS = 64
+
+# A function of another library, which tells the call of flashjit's that it makes.
+drop_in = partial(
+    called,
+    renamed={
+        "block_table": "page_table", "cache_seqlens": "seqlens_k", "k_cache": "k", "v_cache": "v",
+        "seqused_q": "seqlens_q", "seqused_k": "seqlens_k", "s_aux": "sink_logits",
+    },
+)  # fmt: skip
 
 
 def refuse(function, **arguments):
@@ -46,15 +58,16 @@ def masks_and_scores(causal, window_size, softcap, alibi_slopes):
 
 
 def attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, **more):
+    """What a drop-in tells of an attention."""
     q, k, v = contiguous(q), contiguous(k), contiguous(v)
-    return attention(
+    return attention.__wrapped__(
         q, k, v, scale=softmax_scale, **masks_and_scores(causal, window_size, softcap, alibi_slopes), **more
     )
 
 
 def attend_cache(function, q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, cache_seqlens,
                  page_table, softmax_scale, causal, window_size, softcap, alibi_slopes, return_lse, **more):  # fmt: skip
-    """Writes k and v into the caches, behind cache_seqlens keys of each entry, and attends to all."""
+    """What a drop-in tells that writes k and v into caches, behind cache_seqlens keys of each entry, and attends to all."""
     q, k, v = contiguous(q), contiguous(k), contiguous(v)
     batch, rows = q.shape[:2]
     if isinstance(cache_seqlens, int):
@@ -81,7 +94,9 @@ def attend_cache(function, q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, ro
         q = q if turned is None else turned
         lengths = cache_seqlens + k.shape[1]
     call = decode if rows <= MOST_DECODED_ROWS else attention
-    return call(
+    made, told = call.__wrapped__(
         q, k_cache, v_cache, scale=softmax_scale, seqlens_k=lengths, page_table=page_table, return_lse=return_lse,
         **masks_and_scores(causal, window_size, softcap, alibi_slopes), **more,
     )  # fmt: skip
+    # More rows are another function's, which takes fewer, too.
+    return made, told if k is None and call is decode else None

@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import BlockMask, and_masks, noop_mask, o
 
 from .._engine import Spec
 from .._errors import Error, InvalidArgumentError
-from .._functions import BlockLists, attention, make_block_lists
+from .._functions import BlockLists, attention, make_block_lists, parts_of_attention
 from .._native import call_alone
 from ._attend import contiguous, refuse
 from ._captured import Captured
@@ -343,7 +343,7 @@ class _Plan:
     def call(self, query, key, value, scale, return_lse):
         keywords, bound = self.keywords(), self._bound.get(return_lse)
         if bound is None:
-            function, _, _, _, values, _ = attention.__wrapped__(
+            function, _, _, _, values, _ = parts_of_attention(
                 query, key, value, return_lse=return_lse, heads_first=True, **keywords
             )
             bound = self._bound[return_lse] = function, values[4:]

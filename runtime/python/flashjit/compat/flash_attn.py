@@ -6,19 +6,22 @@ Where FlashAttention-2 differs: the log-sum-exp of a row that sees no key is -in
 num_splits is flashjit's own choice.
 """
 
-from ._attend import attend, attend_cache, refuse
+from functools import partial
+
+from ._attend import attend, attend_cache, drop_in, refuse
 
 _WEIGHTS = "return_attn_probs without dropout, for the log-sum-exp,"
 
 
-def _returned(made, return_attn_probs):
-    return (*made, None) if return_attn_probs else made
+def _with_no_weights(made):
+    return (*made, None) if type(made) is tuple else made
 
 
 def _refuse_weights(function, dropout_p, return_attn_probs):
     refuse(function, dropped_weights=(dropout_p and return_attn_probs, _WEIGHTS))
 
 
+@partial(drop_in, finish=_with_no_weights)
 def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
                     alibi_slopes=None, deterministic=False, return_attn_probs=False):  # fmt: skip
     """Attention of q [batch, seqlen_q, heads, head_dim] to k and v [batch, seqlen_k, heads_k, head_dim].
@@ -26,9 +29,8 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
     Returns o, or with return_attn_probs (o, lse [batch, heads, seqlen_q], None).
     """
     _refuse_weights("flash_attn_func", dropout_p, return_attn_probs)
-    made = attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p=dropout_p,
+    return attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p=dropout_p,
                   deterministic=deterministic, return_lse=return_attn_probs)  # fmt: skip
-    return _returned(made, return_attn_probs)
 
 
 def flash_attn_kvpacked_func(q, kv, *arguments, **keywords):
@@ -41,6 +43,7 @@ def flash_attn_qkvpacked_func(qkv, *arguments, **keywords):
     return flash_attn_func(*qkv.unbind(-3), *arguments, **keywords)
 
 
+@partial(drop_in, finish=_with_no_weights)
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
                            softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
                            deterministic=False, return_attn_probs=False, block_table=None):  # fmt: skip
@@ -54,10 +57,9 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
         keys = {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": max_seqlen_k}
     else:
         keys = {"page_table": block_table, "seqlens_k": cu_seqlens_k.diff()}
-    made = attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p=dropout_p,
+    return attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p=dropout_p,
                   deterministic=deterministic, return_lse=return_attn_probs, cu_seqlens_q=cu_seqlens_q,
                   max_seqlen_q=max_seqlen_q, **keys)  # fmt: skip
-    return _returned(made, return_attn_probs)
 
 
 def flash_attn_varlen_kvpacked_func(q, kv, *arguments, **keywords):
@@ -71,6 +73,7 @@ def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, *arguments, **
     return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *arguments, **keywords)
 
 
+@drop_in
 def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
                             cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None,
                             causal=False, window_size=(-1, -1), softcap=0.0, rotary_interleaved=True,

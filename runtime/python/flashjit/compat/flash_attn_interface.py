@@ -6,7 +6,7 @@ num_splits, pack_gqa, sm_margin and scheduler_metadata are hints to FlashAttenti
 The log-sum-exp of a row that sees no key is -inf. s_aux: float32 [heads], logits of a key without a value.
 """
 
-from ._attend import attend, attend_cache, refuse
+from ._attend import attend, attend_cache, drop_in, refuse
 
 
 def _refuse(function, qv, descales, attention_chunk):
@@ -18,6 +18,7 @@ def _refuse(function, qv, descales, attention_chunk):
     )
 
 
+@drop_in
 def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
                     window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None,
                     deterministic=False, sm_margin=0, return_attn_probs=False, s_aux=None):  # fmt: skip
@@ -45,6 +46,7 @@ def flash_attn_qkvpacked_func(qkv, softmax_scale=None, causal=False, q_descale=N
                            return_attn_probs=return_attn_probs)  # fmt: skip
 
 
+@drop_in
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None,
                            seqused_k=None, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None,
                            v_descale=None, window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1,
@@ -62,6 +64,7 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
                   seqlens_q=seqused_q, seqlens_k=seqused_k)  # fmt: skip
 
 
+@drop_in
 def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None,
                             cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, page_table=None,
                             cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None,

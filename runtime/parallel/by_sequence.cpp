@@ -31,10 +31,15 @@ class BySequence : public RankAttention {
     part_gradients_.offsets = true;
     part_gradients_.grad_dtype = DType::fp32;
     part_gradients_ = part_gradients_.validated();
-    for (const SequenceChunk& chunk : keys_.chunks) known_positions_.push_back(chunk.begin);
+    const auto know = [&](const SequenceChunk& chunk, int unit) {
+      for (int i = 0; i == 0 || i < chunk.length; i += unit) known_positions_.push_back(chunk.begin + i);
+    };
+    for (const SequenceChunk& chunk : keys_.chunks) know(chunk, cut_unit(chunk.length));
     for (const SequenceChunk& chunk :
-         sequence_chunks(task.layout, task.whole.seqlen_q, task.own(), task.size()))
-      for (const int half : {0, 1}) known_positions_.push_back(chunk.begin + half * (chunk.length / 2));
+         sequence_chunks(task.layout, task.whole.seqlen_q, task.own(), task.size())) {
+      know(chunk, cut_unit(chunk.length));
+      known_positions_.push_back(chunk.begin + chunk.length / 2);
+    }
   }
 
   std::size_t workspace_bytes(bool backward) const override {
@@ -61,8 +66,7 @@ class BySequence : public RankAttention {
                        known_positions_.size() * sizeof(std::int64_t));
     }
     if (!backward) {
-      merge_kernel(DType::fp32);
-      merge_kernel(o_dtype());
+      merge_kernel();
       return;
     }
     sums_ = std::make_unique<PartSums>(task_.engine, task_.gradients, task_.whole);
@@ -82,51 +86,35 @@ class BySequence : public RankAttention {
     const Partials partials(task_, room);
     const std::optional<Tensor> workspace =
         room.take_workspace(std::max(launch_bytes(part_), launch_bytes(whole_rows_)));
-    const Schedule schedule =
+    const ForwardSchedule schedule =
         forward_schedule(task_.spec, args, task_.whole, task_.layout, task_.own(), task_.size());
-    ParallelAttention::Steps steps{static_cast<int>(schedule.launches.size()), schedule.unseen};
     send_keys(args, schedule, stream);
-    bool waited = false;
-    for (std::size_t piece = 0; piece < schedule.pieces.size(); ++piece) {
-      std::vector<ScheduledLaunch> launches;
-      for (const ScheduledLaunch& launch : schedule.launches)
-        if (launch.piece == static_cast<int>(piece)) launches.push_back(launch);
-      const RowPiece& rows = schedule.pieces[piece];
-      const Tensor o = part_of(*args.o, rows_dim, rows.first, rows.rows.length),
-                   lse = part_of(*args.lse, lse_dim, rows.first, rows.rows.length);
-      const auto partial = [&](std::int64_t first, std::int64_t count) {
-        return std::pair(part_of(part_of(partials.o, 0, first, count), 2, 0, rows.rows.length),
-                         part_of(part_of(partials.lse, 0, first, count), 3, 0, rows.rows.length));
-      };
-      for (std::size_t i = 0; i < launches.size(); ++i) {
-        if (!launches[i].own && !std::exchange(waited, true)) wait_for_keys(schedule, stream);
-        AttentionArgs launch = args_of(args, schedule, launches[i], workspace);
-        if (launches.size() == 1) {
-          launch.o = o, launch.lse = lse;
-          kernel_of(whole_rows_, launches[i]).launch(launch, stream);
-          break;
-        }
-        // The first result lies in place 0, and all others in place 1; merged ones in places 2 and 0 by
-        // turns.
-        const auto [place_o, place_lse] = partial(i == 0 ? 0 : 1, 1);
-        launch.o = at_of(place_o, 0, 0), launch.lse = at_of(place_lse, 0, 0);
-        kernel_of(part_, launches[i]).launch(launch, stream);
-        if (i == 0) continue;
-        const bool last = i + 1 == launches.size();
-        const std::int64_t before = i % 2 == 1 ? 0 : 1,
-                           merged = i % 2 == 1 ? 2 : 0;  // places before..before + 1
-        const auto [parts_o, parts_lse] = partial(before, 2);
-        const auto [merged_o, merged_lse] = partial(merged, 1);
-        merge_kernel(last ? o_dtype() : DType::fp32)
-            .launch({.o = last ? o : at_of(merged_o, 0, 0),
-                     .lse = last ? lse : at_of(merged_lse, 0, 0),
-                     .parts_o = parts_o,
-                     .parts_lse = parts_lse},
-                    stream);
-      }
+    Arrivals arrivals(*this, schedule, stream);
+    auto merge = schedule.merges.begin();
+    for (std::size_t i = 0; i < schedule.launches.size(); ++i) {
+      const ForwardLaunch& launch = schedule.launches[i];
+      if (!launch.own) arrivals.wait_for(launch.keys);
+      const bool whole = launch.place == ForwardLaunch::whole_result;
+      AttentionArgs of_launch =
+          args_of(args, launch.rows, launch.keys, launch.own, launch.row_position, launch.key_position);
+      of_launch.workspace = workspace;
+      of_launch.o = whole ? part_of(*args.o, rows_dim, launch.rows.begin, launch.rows.length)
+                          : part_of(partials.o, rows_dim, launch.place, launch.rows.length);
+      of_launch.lse = whole ? part_of(*args.lse, lse_dim, launch.rows.begin, launch.rows.length)
+                            : part_of(partials.lse, lse_dim, launch.place, launch.rows.length);
+      kernel_of(whole ? whole_rows_ : part_, launch.own).launch(of_launch, stream);
+      for (; merge != schedule.merges.end() && merge->after == i + 1; ++merge)
+        merge_kernel().launch(
+            {.o = part_of(*args.o, rows_dim, merge->rows.begin, merge->rows.length),
+             .lse = part_of(*args.lse, lse_dim, merge->rows.begin, merge->rows.length),
+             .parts_o = parts_of(part_of(partials.o, rows_dim, merge->place, merge->rows.length),
+                                 merge->parts, merge->step * partials.o.strides[rows_dim]),
+             .parts_lse = parts_of(part_of(partials.lse, lse_dim, merge->place, merge->rows.length),
+                                   merge->parts, merge->step * partials.lse.strides[lse_dim])},
+            stream);
     }
     free_keys(schedule, stream);
-    return steps;
+    return {static_cast<int>(schedule.launches.size()), schedule.unseen};
   }
 
   ParallelAttention::Steps backward(const AttentionArgs& args, Stream stream) override {
@@ -135,19 +123,24 @@ class BySequence : public RankAttention {
     const std::optional<Tensor> workspace = room.take_workspace(launch_bytes(part_gradients_));
     Room arrived_room(task_.engine.device(), gradient_arrivals_->memory());
     const Arrived arrived(task_, arrived_room);
-    const Schedule schedule =
+    const BackwardSchedule schedule =
         backward_schedule(task_.spec, args, task_.whole, task_.layout, task_.own(), task_.size());
     GradientSums of_rows(*sums_, buffers.of_rows, static_cast<int>(schedule.pieces.size()),
                          schedule.pieces[0].rows.length),
         of_keys(*sums_, buffers.of_keys, num_chunks(), key_length());
     send_keys(args, schedule, stream);
+    Arrivals arrivals(*this, schedule, stream);
     bool waited = false, sent_back = false;
     for (const ScheduledLaunch& launch : schedule.launches) {
-      if (!launch.own && !std::exchange(waited, true)) wait_for_keys(schedule, stream);
+      const SequenceChunk keys = keys_of(launch);
+      if (!launch.own) arrivals.wait_for(keys), waited = true;
       if (launch.own && waited && !std::exchange(sent_back, true))
         send_gradients(schedule, of_keys, arrived, stream);
       const SequenceChunk rows = rows_of(schedule, launch);
-      AttentionArgs of_launch = args_of(args, schedule, launch, workspace);
+      AttentionArgs of_launch = args_of(args, rows, keys, launch.own,
+                                        schedule.pieces[static_cast<std::size_t>(launch.piece)].rows.begin,
+                                        chunk(launch.keys.first).begin);
+      of_launch.workspace = workspace;
       for (const TensorMember member : {&AttentionArgs::o, &AttentionArgs::d_o})
         of_launch.*member = part_of(*(args.*member), rows_dim, rows.begin, rows.length);
       for (const TensorMember member : {&AttentionArgs::lse, &AttentionArgs::dlse})
@@ -156,7 +149,7 @@ class BySequence : public RankAttention {
       const std::vector<Tensor> to =
           of_keys.target(launch.keys.first, launch.keys.end - launch.keys.first, stream);
       of_launch.dk = to[0], of_launch.dv = to[1];
-      kernel_of(part_gradients_, launch).launch(of_launch, stream);
+      kernel_of(part_gradients_, launch.own).launch(of_launch, stream);
     }
     if (waited && !sent_back) send_gradients(schedule, of_keys, arrived, stream);
     for (std::size_t piece = 0; piece < schedule.pieces.size(); ++piece)
@@ -175,21 +168,30 @@ class BySequence : public RankAttention {
   int key_length() const { return keys_.chunks[0].length; }
   const SequenceChunk& chunk(int c) const { return keys_.chunks[static_cast<std::size_t>(c)]; }
   int owner(int c) const { return keys_.owner_of[static_cast<std::size_t>(c)]; }
-  // Keys of a run, in a tensor of the whole's keys, or of this rank's.
-  Tensor in_whole(const Tensor& t, const ChunkRun& run) const {
-    return part_of(t, rows_dim, std::int64_t{run.first} * key_length(),
-                   std::int64_t{run.end - run.first} * key_length());
-  }
+  // Keys of a run, in a tensor of this rank's.
   Tensor in_own(const Tensor& t, const ChunkRun& run) const {
     return part_of(t, rows_dim,
                    std::int64_t{keys_.place_of[static_cast<std::size_t>(run.first)]} * key_length(),
                    std::int64_t{run.end - run.first} * key_length());
   }
   // Rows of a launch, in this rank's tensors.
-  static SequenceChunk rows_of(const Schedule& schedule, const ScheduledLaunch& launch) {
+  static SequenceChunk rows_of(const BackwardSchedule& schedule, const ScheduledLaunch& launch) {
     const RowPiece &first = schedule.pieces[static_cast<std::size_t>(launch.piece)],
                    &last = schedule.pieces[static_cast<std::size_t>(launch.piece + launch.pieces - 1)];
     return {first.first, last.first + last.rows.length - first.first};
+  }
+  // Its keys, where the launch reads them.
+  SequenceChunk keys_of(const ScheduledLaunch& launch) const {
+    const int first =
+        launch.own ? keys_.place_of[static_cast<std::size_t>(launch.keys.first)] : launch.keys.first;
+    return {first * key_length(), (launch.keys.end - launch.keys.first) * key_length()};
+  }
+  SequenceChunk in_own(int c, const SequenceChunk& keys) const {
+    const int place = keys_.place_of[static_cast<std::size_t>(c)] * key_length();
+    return {place + keys.begin - chunk(c).begin, keys.length};
+  }
+  static Tensor keys_at(const Tensor& t, const SequenceChunk& keys) {
+    return part_of(t, rows_dim, keys.begin, keys.length);
   }
 
   // Keys and values of the whole, and the positions that launches begin at, which kernels read from memory.
@@ -212,7 +214,6 @@ class BySequence : public RankAttention {
 
   // ---- launches ----
 
-  DType o_dtype() const { return task_.spec.o_dtype.value_or(task_.spec.dtype); }
   // The sizes by which kernels are chosen: for keys of this rank, and for those of others.
   Shape near_shape() const {
     Shape shape = far_shape();
@@ -228,40 +229,49 @@ class BySequence : public RankAttention {
     return std::max(task_.engine.get(of, near_shape()).workspace_bytes(near_shape()),
                     task_.engine.get(of, far_shape()).workspace_bytes(far_shape()));
   }
-  const Kernel& kernel_of(const AttentionSpec& of, const ScheduledLaunch& launch) const {
-    return task_.engine.get(of, launch.own ? near_shape() : far_shape());
+  const Kernel& kernel_of(const AttentionSpec& of, bool own) const {
+    return task_.engine.get(of, own ? near_shape() : far_shape());
   }
-  const Kernel& merge_kernel(DType to) const {
+  const Kernel& merge_kernel() const {
     AttentionSpec spec;
     spec.op = Operation::merge;
-    spec.dtype = to;
+    spec.dtype = task_.spec.o_dtype.value_or(task_.spec.dtype);
     spec.head_dim = spec.head_dim_v = task_.spec.head_dim_v;
     return task_.engine.get(spec, near_shape());
   }
 
   // What masks, scores and dropout read, with Q, K and V, at the places of a launch.
-  AttentionArgs args_of(const AttentionArgs& args, const Schedule& schedule, const ScheduledLaunch& launch,
-                        const std::optional<Tensor>& workspace) const {
-    const SequenceChunk rows = rows_of(schedule, launch);
-    AttentionArgs own_args = args;
-    own_args.workspace = workspace;
-    own_args.row_offset = position(schedule.pieces[static_cast<std::size_t>(launch.piece)].rows.begin);
-    own_args.key_offset = position(chunk(launch.keys.first).begin);
-    own_args.q = part_of(*args.q, rows_dim, rows.begin, rows.length);
-    own_args.k = launch.own ? in_own(*args.k, launch.keys) : in_whole(all_k_, launch.keys);
-    own_args.v = launch.own ? in_own(*args.v, launch.keys) : in_whole(all_v_, launch.keys);
-    return own_args;
+  AttentionArgs args_of(const AttentionArgs& args, const SequenceChunk& rows, const SequenceChunk& keys,
+                        bool own, int row_position, int key_position) const {
+    AttentionArgs of_launch = args;
+    of_launch.row_offset = position(row_position);
+    of_launch.key_offset = position(key_position);
+    of_launch.q = part_of(*args.q, rows_dim, rows.begin, rows.length);
+    of_launch.k = keys_at(own ? *args.k : all_k_, keys);
+    of_launch.v = keys_at(own ? *args.v : all_v_, keys);
+    return of_launch;
   }
 
-  // Partial results of a piece of rows: two that are merged, and the merged one. Parts of a merge lie side by
-  // side, and it writes to the third place.
+  // Partial results of rows.
   struct Partials {
-    Tensor o, lse;  // [3, ...]
-    Partials(const RankTask& task, Room& room)
-        : o(room.take(DType::fp32,
-                      {3, task.batch(), task.own_rows(), task.whole.num_heads_q, task.spec.head_dim_v})),
-          lse(room.take(DType::fp32, {3, task.batch(), task.whole.num_heads_q, task.own_rows()})) {}
+    Tensor o, lse;
+    Partials(const RankTask& task, Room& room) {
+      const std::int64_t places = places_of_parts(task.spec, task.whole, task.layout, task.size());
+      o = room.take(DType::fp32, {task.batch(), places, task.whole.num_heads_q, task.spec.head_dim_v});
+      lse = room.take(DType::fp32, {task.batch(), task.whole.num_heads_q, places});
+    }
   };
+  // A tensor of parts that lie so many elements from each other.
+  static Tensor parts_of(Tensor part, int count, std::int64_t stride) {
+    for (int i = part.rank++; i > 0; --i) {
+      const auto at = static_cast<std::size_t>(i);
+      part.shape[at] = part.shape[at - 1];
+      part.strides[at] = part.strides[at - 1];
+    }
+    part.shape[0] = count;
+    part.strides[0] = stride;
+    return part;
+  }
   // Float32 gradients: of this rank's rows and of all keys, twice each (GradientSums).
   struct Buffers {
     std::vector<std::vector<Tensor>> of_rows, of_keys;
@@ -297,48 +307,67 @@ class BySequence : public RankAttention {
 
   // ---- what ranks send ----
 
-  static bool receives(const Schedule& schedule, int chunk, int rank) {
-    const std::vector<int>& all = schedule.receivers[static_cast<std::size_t>(chunk)];
-    return std::find(all.begin(), all.end(), rank) != all.end();
+  static bool receives(const Exchanged& schedule, int chunk, int rank) {
+    return std::any_of(schedule.sent.begin(), schedule.sent.end(),
+                       [&](const SentKeys& sent) { return sent.chunk == chunk && sent.to == rank; });
   }
-  // Whether a launch reads this chunk of this rank's beside those of others.
-  static bool gathers(const Schedule& schedule, int chunk) {
-    return std::any_of(schedule.launches.begin(), schedule.launches.end(),
-                       [&](const ScheduledLaunch& launch) { return !launch.own && launch.keys.has(chunk); });
-  }
-  // Sends this rank's keys to all that see them.
-  void send_keys(const AttentionArgs& args, const Schedule& schedule, Stream stream) const {
+  // Sends this rank's keys to all that see them. The rank before this one needs them first. A copy within a
+  // GPU may have to wait for launches, so it comes last.
+  void send_keys(const AttentionArgs& args, const Exchanged& schedule, Stream stream) const {
     arrivals_->begin(stream);
-    // The rank before this one needs them first.
-    for (int step = 0; step < task_.size(); ++step) {
+    for (int step = 1; step <= task_.size(); ++step) {
       const int to = task_.after(task_.size() - step);
       bool any = false;
-      for (int c = 0; c < num_chunks(); ++c) {
-        const bool seen = to == task_.own() ? gathers(schedule, c) : receives(schedule, c, to);
-        if (owner(c) != task_.own() || !seen) continue;
+      for (const SentKeys& sent : schedule.sent) {
+        if (owner(sent.chunk) != task_.own() || sent.to != to) continue;
         if (!any && to != task_.own()) arrivals_->await(to, freed);
         any = true;
-        const ChunkRun run{c, c + 1};
-        arrivals_->put(to, in_whole(all_k_, run), in_own(*args.k, run));
-        arrivals_->put(to, in_whole(all_v_, run), in_own(*args.v, run));
+        const SequenceChunk from = in_own(sent.chunk, sent.keys);
+        arrivals_->put(to, keys_at(all_k_, sent.keys), keys_at(*args.k, from));
+        arrivals_->put(to, keys_at(all_v_, sent.keys), keys_at(*args.v, from));
       }
-      if (any) arrivals_->post(to, sent);
+      if (any) arrivals_->post(to, Box::sent);
     }
   }
-  // Before the first launch that reads keys of others.
-  void wait_for_keys(const Schedule& schedule, Stream stream) const {
-    for (const int from : schedule.senders) arrivals_->wait(from, sent, stream);
-    for (int c = 0; c < num_chunks(); ++c)
-      if (owner(c) == task_.own() && gathers(schedule, c)) return arrivals_->wait(task_.own(), sent, stream);
+  // The other ranks whose keys this rank reads.
+  std::vector<int> senders(const Exchanged& schedule) const {
+    std::vector<int> ranks;
+    for (const SentKeys& sent : schedule.sent)
+      if (const int from = owner(sent.chunk); sent.to == task_.own() && from != task_.own() &&
+                                              std::find(ranks.begin(), ranks.end(), from) == ranks.end())
+        ranks.push_back(from);
+    return ranks;
   }
-  void free_keys(const Schedule& schedule, Stream stream) const {
+  // Waits for keys of others once, before the first launch that reads them.
+  class Arrivals {
+   public:
+    Arrivals(const BySequence& of, const Exchanged& schedule, Stream stream)
+        : of_(of), schedule_(schedule), stream_(stream), waited_(static_cast<std::size_t>(of.task_.size())) {}
+    void wait_for(const SequenceChunk& keys) {
+      for (const SentKeys& sent : schedule_.sent) {
+        const int from = of_.owner(sent.chunk);
+        if (sent.to != of_.task_.own() || sent.keys.begin >= keys.begin + keys.length ||
+            keys.begin >= sent.keys.begin + sent.keys.length)
+          continue;
+        if (!std::exchange(waited_[static_cast<std::size_t>(from)], char{1}))
+          of_.arrivals_->wait(from, Box::sent, stream_);
+      }
+    }
+
+   private:
+    const BySequence& of_;
+    const Exchanged& schedule_;
+    const Stream stream_;
+    std::vector<char> waited_;  // by rank
+  };
+  void free_keys(const Exchanged& schedule, Stream stream) const {
     arrivals_->begin(stream);
-    for (const int from : schedule.senders) arrivals_->post(from, freed);
+    for (const int from : senders(schedule)) arrivals_->post(from, freed);
     arrivals_->end(stream);
   }
 
   // Sends what this rank has for the keys of others.
-  void send_gradients(const Schedule& schedule, GradientSums& of_keys, const Arrived& arrived,
+  void send_gradients(const BackwardSchedule& schedule, GradientSums& of_keys, const Arrived& arrived,
                       Stream stream) const {
     for (int c = 0; c < num_chunks(); ++c)
       if (owner(c) != task_.own()) of_keys.settle(c, stream);
@@ -358,7 +387,7 @@ class BySequence : public RankAttention {
     }
   }
   // Adds what all ranks have for this rank's keys, in the order of ranks.
-  void take_gradients(const AttentionArgs& args, const Schedule& schedule, GradientSums& of_keys,
+  void take_gradients(const AttentionArgs& args, const BackwardSchedule& schedule, GradientSums& of_keys,
                       const Arrived& arrived, Stream stream) const {
     std::vector<int> writers;
     for (int step = 1; step < task_.size(); ++step) {
@@ -375,12 +404,13 @@ class BySequence : public RankAttention {
       const ChunkRun run{c, c + 1};
       for (const std::size_t i : {0, 1}) {
         std::vector<Tensor> parts = of_keys.parts(c, i);
-        for (const int from : schedule.receivers[static_cast<std::size_t>(c)]) {
+        for (const SentKeys& sent : schedule.sent) {
+          if (sent.chunk != c || sent.to == task_.own()) continue;
           if (parts.size() == 2) {
             sums_->add(parts[0], parts, stream);
             parts.pop_back();
           }
-          parts.push_back(in_own(arrived.place(from, task_.own(), i), run));
+          parts.push_back(in_own(arrived.place(sent.to, task_.own(), i), run));
         }
         sums_->add(in_own(i == 0 ? *args.dk : *args.dv, run), parts, stream);
       }

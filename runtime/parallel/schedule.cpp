@@ -27,7 +27,6 @@ class Scheduler {
   Scheduler(const AttentionSpec& spec, const AttentionArgs& args, const Shape& whole, SequenceLayout layout,
             int rank, int size)
       : rank_(rank), keys_(key_chunks(layout, whole.seqlen_k, size)) {
-    made_.receivers.resize(keys_.chunks.size());
     for (int other = 0; other < size; ++other) {
       const std::vector<RowPiece> pieces = pieces_of(layout, whole.seqlen_q, other, size);
       std::vector<Seen> seen;
@@ -36,37 +35,18 @@ class Scheduler {
         for (const SequenceChunk& chunk : keys_.chunks) own.push_back(may_see(spec, args, piece.rows, chunk));
       }
       for (int c = 0; c < count(); ++c) {
+        if (keys_.owner_of[at(c)] == other) continue;
         const bool any = std::any_of(seen.begin(), seen.end(), [&](const Seen& own) { return own[at(c)]; });
-        if (any && keys_.owner_of[at(c)] != other) made_.receivers[at(c)].push_back(other);
-        if (other != rank || keys_.owner_of[at(c)] == rank) continue;
-        const int owner = keys_.owner_of[at(c)];
-        if (!any)
-          ++made_.unseen;
-        else if (std::find(made_.senders.begin(), made_.senders.end(), owner) == made_.senders.end())
-          made_.senders.push_back(owner);
+        if (any) made_.sent.push_back({c, other, keys_.chunks[at(c)]});
+        if (!any && other == rank) ++made_.unseen;
       }
       if (other == rank) made_.pieces = pieces, seen_ = std::move(seen);
     }
+    std::stable_sort(made_.sent.begin(), made_.sent.end(),
+                     [](const SentKeys& a, const SentKeys& b) { return a.chunk < b.chunk; });
   }
 
-  Schedule forward() {
-    if (made_.senders.empty()) {
-      for (int piece = 0; piece < num_pieces(); ++piece) add(piece, 1, own_alone(seen_[at(piece)]));
-    } else {
-      const Seen& first = seen_[0];
-      add(0, 1, own_alone(first));
-      add(0, 1, others_alone(first));
-      for (int piece = 1; piece < num_pieces(); ++piece) add(piece, 1, seen_[at(piece)]);
-    }
-    // Rows that see no key are written, too.
-    for (int piece = 0; piece < num_pieces(); ++piece)
-      if (std::none_of(made_.launches.begin(), made_.launches.end(),
-                       [&](const ScheduledLaunch& launch) { return launch.piece == piece; }))
-        made_.launches.push_back({piece, 1, own_run(), true});
-    return std::move(made_);
-  }
-
-  Schedule backward() {
+  BackwardSchedule backward() {
     add(0, 1, own_alone(seen_[0]));
     bool together = true;  // all rows, side by side, with the same keys of others
     for (int piece = 1; piece < num_pieces(); ++piece) {
@@ -96,11 +76,6 @@ class Scheduler {
     for (int c = 0; c < count(); ++c) seen[at(c)] = seen[at(c)] && !is_own(c);
     return seen;
   }
-  ChunkRun own_run() const {
-    int c = 0;
-    while (!is_own(c)) ++c;
-    return {c, c + 1};
-  }
   // A launch for each run of chunks side by side.
   void add(int piece, int pieces, const Seen& seen) {
     for (int c = 0; c < count(); ++c) {
@@ -116,7 +91,7 @@ class Scheduler {
   const int rank_;
   const KeyChunks keys_;
   std::vector<Seen> seen_;  // by each piece of this rank's rows
-  Schedule made_;
+  BackwardSchedule made_;
 };
 
 }  // namespace
@@ -143,12 +118,8 @@ KeyChunks key_chunks(SequenceLayout layout, int seqlen_k, int size) {
   return all;
 }
 
-Schedule forward_schedule(const AttentionSpec& spec, const AttentionArgs& args, const Shape& whole,
-                          SequenceLayout layout, int rank, int size) {
-  return Scheduler(spec, args, whole, layout, rank, size).forward();
-}
-Schedule backward_schedule(const AttentionSpec& spec, const AttentionArgs& args, const Shape& whole,
-                           SequenceLayout layout, int rank, int size) {
+BackwardSchedule backward_schedule(const AttentionSpec& spec, const AttentionArgs& args, const Shape& whole,
+                                   SequenceLayout layout, int rank, int size) {
   return Scheduler(spec, args, whole, layout, rank, size).backward();
 }
 

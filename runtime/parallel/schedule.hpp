@@ -1,7 +1,8 @@
-// Which launches compute a rank's rows, in which order. Keys of other ranks arrive while the first launch
-// runs; in a backward the gradients of their keys leave while the last ones run.
+// Which launches compute a rank's rows, in which order. Keys of other ranks arrive while the first launches
+// run; in a backward the gradients of their keys leave while the last ones run.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "runtime/parallel/layout.hpp"
@@ -27,12 +28,42 @@ struct ScheduledLaunch {
   bool own = false;  // of keys of this rank alone, where they lie
 };
 
-struct Schedule {
+// Keys of a chunk that go to the gathered keys of a rank, from the chunk's owner.
+struct SentKeys {
+  int chunk, to;
+  SequenceChunk keys;  // of the whole
+  bool operator==(const SentKeys&) const = default;
+};
+
+// What both passes have.
+struct Exchanged {
+  std::vector<SentKeys> sent;  // of all chunks, in their order
+  int unseen = 0;              // chunks of keys of other ranks that no row of this rank sees
+};
+
+struct BackwardSchedule : Exchanged {
   std::vector<RowPiece> pieces;
   std::vector<ScheduledLaunch> launches;
-  std::vector<std::vector<int>> receivers;  // of each chunk of keys: the other ranks that see it
-  std::vector<int> senders;                 // other ranks whose keys this rank sees
-  int unseen = 0;                           // chunks of keys of other ranks that no row of this rank sees
+};
+
+// Rows of partial results have places in a room of their own.
+struct ForwardLaunch {
+  SequenceChunk rows;  // in the rank's tensors
+  SequenceChunk keys;  // the same if `own`, else in the gathered keys of the whole
+  bool own;
+  int row_position, key_position;          // that masks take for the first ones
+  std::int64_t place = whole_result;       // of the first row, if its result is partial
+  static constexpr int whole_result = -1;  // it goes to the rank's tensors
+};
+struct RowMerge {
+  SequenceChunk rows;
+  std::int64_t place, step;  // of the first row in the first part, and from a part to the next
+  int parts;
+  std::size_t after;  // so many launches
+};
+struct ForwardSchedule : Exchanged {
+  std::vector<ForwardLaunch> launches;
+  std::vector<RowMerge> merges;
 };
 
 // The whole's division: chunk c of the keys is at place place_of[c] of rank owner_of[c]'s chunks.
@@ -42,11 +73,18 @@ struct KeyChunks {
 };
 KeyChunks key_chunks(SequenceLayout layout, int seqlen_k, int size);
 
-// In the order of launches. A forward computes a later piece of rows with all its keys at once. A backward
-// takes keys of others with as many rows as it can, after a first launch and before the last ones.
-Schedule forward_schedule(const AttentionSpec& spec, const AttentionArgs& args, const Shape& whole,
-                          SequenceLayout layout, int rank, int size);
-Schedule backward_schedule(const AttentionSpec& spec, const AttentionArgs& args, const Shape& whole,
-                           SequenceLayout layout, int rank, int size);
+// Positions at which rows and keys of a chunk may be cut, beside its middle: few, so that the device has them
+// before a launch.
+int cut_unit(int length);
+
+// Places that partial results of a rank's rows need at most.
+std::int64_t places_of_parts(const AttentionSpec& spec, const Shape& whole, SequenceLayout layout, int size);
+
+// In the order of launches.
+ForwardSchedule forward_schedule(const AttentionSpec& spec, const AttentionArgs& args, const Shape& whole,
+                                 SequenceLayout layout, int rank, int size);
+// Takes keys of others with as many rows as it can, after a first launch and before the last ones.
+BackwardSchedule backward_schedule(const AttentionSpec& spec, const AttentionArgs& args, const Shape& whole,
+                                   SequenceLayout layout, int rank, int size);
 
 }  // namespace flashjit

@@ -16,17 +16,57 @@ AttentionSpec with_masks(std::vector<Mask> mask) {
   return AttentionSpec{.head_dim = 32, .mask = std::move(mask)}.validated();
 }
 
+std::string span(int begin, int length) {
+  return std::to_string(begin) + "-" + std::to_string(begin + length);
+}
+std::string span(const SequenceChunk& chunk) {
+  return span(chunk.begin, chunk.length);
+}
+
 // "rows of the whole x chunks of keys", in brackets where they lie in the rank's own tensors.
-std::string text(const Schedule& schedule) {
+std::string text(const BackwardSchedule& schedule) {
   std::string all;
   for (const ScheduledLaunch& launch : schedule.launches) {
     const SequenceChunk &first = schedule.pieces[static_cast<std::size_t>(launch.piece)].rows,
                         &last =
                             schedule.pieces[static_cast<std::size_t>(launch.piece + launch.pieces - 1)].rows;
-    const std::string keys = std::to_string(launch.keys.first) + "-" + std::to_string(launch.keys.end);
-    all += (all.empty() ? "" : ", ") + std::to_string(first.begin) + "-" +
-           std::to_string(last.begin + last.length) + " x " + (launch.own ? "[" + keys + "]" : keys);
+    const std::string keys = span(launch.keys.first, launch.keys.end - launch.keys.first);
+    all += (all.empty() ? "" : ", ") + span(first.begin, last.begin + last.length - first.begin) + " x " +
+           (launch.own ? "[" + keys + "]" : keys);
   }
+  return all;
+}
+// "the rank's rows x keys", in brackets its own, "to" the place of a part; merges as "rows of parts from
+// place by step".
+std::string text(const ForwardSchedule& schedule) {
+  std::string all;
+  std::size_t merged = 0;
+  for (std::size_t i = 0; i < schedule.launches.size(); ++i) {
+    const ForwardLaunch& launch = schedule.launches[i];
+    all += (all.empty() ? "" : ", ") + span(launch.rows) + " x " +
+           (launch.own ? "[" + span(launch.keys) + "]" : span(launch.keys));
+    if (launch.place >= 0) all += " to " + std::to_string(launch.place);
+    for (; merged < schedule.merges.size() && schedule.merges[merged].after == i + 1; ++merged) {
+      const RowMerge& merge = schedule.merges[merged];
+      all += ", " + span(merge.rows) + " of " + std::to_string(merge.parts) + " from " +
+             std::to_string(merge.place) + " by " + std::to_string(merge.step);
+    }
+  }
+  return all;
+}
+// "row position/key position" of each launch.
+std::string positions(const ForwardSchedule& schedule) {
+  std::string all;
+  for (const ForwardLaunch& launch : schedule.launches)
+    all += (all.empty() ? "" : ", ") + std::to_string(launch.row_position) + "/" +
+           std::to_string(launch.key_position);
+  return all;
+}
+// "keys > rank".
+std::string sent(const Exchanged& schedule) {
+  std::string all;
+  for (const SentKeys& keys : schedule.sent)
+    all += (all.empty() ? "" : ", ") + span(keys.keys) + " > " + std::to_string(keys.to);
   return all;
 }
 
@@ -35,26 +75,53 @@ using Layout = SequenceLayout;
 // Chunk c of four has rows 16 c to 16 c + 15.
 TEST(Schedule, CausalZigzagOfTwoRanks) {
   const AttentionSpec spec = with_masks({CausalMask{}});
-  EXPECT_EQ(text(forward_schedule(spec, {}, whole, Layout::zigzag, 0, 2)), "0-16 x [0-1], 48-64 x 0-4");
-  EXPECT_EQ(text(forward_schedule(spec, {}, whole, Layout::zigzag, 1, 2)),
-            "16-32 x [1-2], 16-32 x 0-1, 32-48 x 0-3");
+  const ForwardSchedule first = forward_schedule(spec, {}, whole, Layout::zigzag, 0, 2),
+                        second = forward_schedule(spec, {}, whole, Layout::zigzag, 1, 2);
+  EXPECT_EQ(text(first), "0-16 x [0-16], 16-32 x [0-32] to 0, 16-32 x 16-48 to 16, 16-32 of 2 from 0 by 16");
+  EXPECT_EQ(positions(first), "0/0, 16/0, 48/16");
+  EXPECT_EQ(text(second), "0-32 x [0-32] to 0, 0-32 x 0-16 to 32, 0-32 of 2 from 0 by 32");
+  EXPECT_EQ(positions(second), "0/0, 16/0");
+  EXPECT_EQ(sent(second), "0-16 > 1, 16-32 > 0, 32-48 > 0");
+  EXPECT_EQ(second.unseen, 1);
+  EXPECT_EQ(places_of_parts(spec, whole, Layout::zigzag, 2), 64);
   EXPECT_EQ(text(backward_schedule(spec, {}, whole, Layout::zigzag, 0, 2)),
             "0-16 x [0-1], 48-64 x 1-3, 48-64 x [0-1], 48-64 x [3-4]");
-  EXPECT_EQ(text(backward_schedule(spec, {}, whole, Layout::zigzag, 1, 2)),
-            "16-32 x [1-2], 16-48 x 0-1, 32-48 x [1-3]");
-  const Schedule schedule = forward_schedule(spec, {}, whole, Layout::zigzag, 1, 2);
-  EXPECT_EQ(schedule.receivers, (std::vector<std::vector<int>>{{1}, {0}, {0}, {}}));
-  EXPECT_EQ(schedule.senders, std::vector<int>{0});
-  EXPECT_EQ(schedule.unseen, 1);
+  const BackwardSchedule backward = backward_schedule(spec, {}, whole, Layout::zigzag, 1, 2);
+  EXPECT_EQ(text(backward), "16-32 x [1-2], 16-48 x 0-1, 32-48 x [1-3]");
+  EXPECT_EQ(sent(backward), "0-16 > 1, 16-32 > 0, 32-48 > 0");
+  EXPECT_EQ(backward.unseen, 1);
+}
+
+// Chunk c of eight has rows 8 c to 8 c + 7; rank 1 has chunks 1 and 6.
+TEST(Schedule, CausalZigzagOfFourRanks) {
+  const AttentionSpec spec = with_masks({CausalMask{}});
+  const ForwardSchedule second = forward_schedule(spec, {}, whole, Layout::zigzag, 1, 4);
+  EXPECT_EQ(text(second),
+            "0-16 x [0-16] to 0, 8-16 x 16-48 to 40, 0-16 x 0-8 to 16, 0-8 of 2 from 0 by 16, "
+            "8-16 of 3 from 8 by 16");
+  EXPECT_EQ(positions(second), "0/0, 48/16, 8/0");
+  EXPECT_EQ(places_of_parts(spec, whole, Layout::zigzag, 4), 48);
+}
+
+// Positions tell: the first rows are computed with this rank's keys, the others with all at once.
+TEST(Schedule, CausalZigzagWithDropout) {
+  AttentionSpec spec = with_masks({CausalMask{}});
+  spec.dropout = true;
+  EXPECT_EQ(text(forward_schedule(spec, {}, whole, Layout::zigzag, 0, 2)), "0-16 x [0-16], 16-32 x 0-64");
+  const ForwardSchedule second = forward_schedule(spec, {}, whole, Layout::zigzag, 1, 2);
+  EXPECT_EQ(text(second), "0-16 x [0-16] to 0, 0-16 x 0-16 to 16, 0-16 of 2 from 0 by 16, 16-32 x 0-48");
+  EXPECT_EQ(positions(second), "16/16, 16/0, 32/0");
+  EXPECT_EQ(sent(second), "0-16 > 0, 0-16 > 1, 16-32 > 0, 16-32 > 1, 32-48 > 0, 32-48 > 1, 48-64 > 0");
 }
 
 TEST(Schedule, EveryKeySeenByContiguousRanks) {
   const AttentionSpec spec = with_masks({});
   EXPECT_EQ(text(forward_schedule(spec, {}, whole, Layout::contiguous, 1, 4)),
-            "16-24 x [1-2], 16-24 x 0-1, 16-24 x 2-4, 24-32 x 0-4");
+            "0-8 x [0-16] to 0, 0-8 x 0-16 to 8, 0-8 x 32-64 to 16, 0-8 of 3 from 0 by 8, 8-16 x 0-64");
+  EXPECT_EQ(places_of_parts(spec, whole, Layout::contiguous, 4), 24);
   EXPECT_EQ(text(backward_schedule(spec, {}, whole, Layout::contiguous, 1, 4)),
             "16-24 x [1-2], 16-32 x 0-1, 16-32 x 2-4, 24-32 x [1-2]");
-  EXPECT_EQ(text(forward_schedule(spec, {}, whole, Layout::contiguous, 0, 1)), "0-64 x [0-1]");
+  EXPECT_EQ(text(forward_schedule(spec, {}, whole, Layout::contiguous, 0, 1)), "0-64 x [0-64]");
 }
 
 // Rows 32 to 47 see keys 27 to 47 and the first 4.
@@ -62,24 +129,37 @@ TEST(Schedule, WindowsSendAndLaunchWhatIsSeen) {
   AttentionArgs args;
   args.window_left = 5, args.window_right = 0;
   const AttentionSpec window = with_masks({SlidingWindowMask{}});
-  const Schedule without = forward_schedule(window, args, whole, Layout::contiguous, 2, 4);
-  EXPECT_EQ(text(without), "32-40 x [2-3], 32-40 x 1-2, 40-48 x [2-3]");
-  EXPECT_EQ(without.receivers, (std::vector<std::vector<int>>{{1}, {2}, {3}, {}}));
-  EXPECT_EQ(without.senders, std::vector<int>{1});
+  const ForwardSchedule without = forward_schedule(window, args, whole, Layout::contiguous, 2, 4);
+  EXPECT_EQ(text(without), "0-8 x [0-16] to 0, 0-8 x 16-32 to 8, 0-8 of 2 from 0 by 8, 8-16 x [0-16]");
+  EXPECT_EQ(sent(without), "0-16 > 1, 16-32 > 2, 32-48 > 3");
   args.num_sinks = 4;
-  const Schedule sinks =
+  const ForwardSchedule sinks =
       forward_schedule(with_masks({SlidingWindowMask{.sinks = true}}), args, whole, Layout::contiguous, 2, 4);
-  EXPECT_EQ(text(sinks), "32-40 x [2-3], 32-40 x 0-2, 40-48 x 0-1, 40-48 x [2-3]");
-  EXPECT_EQ(sinks.receivers[0], (std::vector<int>{1, 2, 3}));
+  EXPECT_EQ(text(sinks),
+            "0-8 x [0-16] to 0, 0-8 x 0-32 to 8, 0-8 of 2 from 0 by 8, 8-16 x 0-16 to 0, 8-16 x [0-16] to 8, "
+            "8-16 of 2 from 0 by 8");
+}
+
+// Of long chunks only what is seen: rows 4,096 to 4,695 see keys from 3,496 on.
+TEST(Schedule, WindowsCutChunks) {
+  AttentionArgs args;
+  args.window_left = 600, args.window_right = 0;
+  Shape longer = whole;
+  longer.seqlen_q = longer.seqlen_k = 8192;
+  const ForwardSchedule schedule =
+      forward_schedule(with_masks({SlidingWindowMask{}}), args, longer, Layout::contiguous, 1, 2);
+  EXPECT_EQ(text(schedule), "768-4096 x [0-4096], 0-768 x 3328-4864");
+  EXPECT_EQ(positions(schedule), "4864/4096, 4096/3328");
+  EXPECT_EQ(sent(schedule), "3328-4096 > 1, 4096-4864 > 1");
 }
 
 // Rows without keys are written, by a launch of keys that they do not see.
 TEST(Schedule, RowsWithoutKeys) {
   AttentionArgs args;
   args.window_left = -20, args.window_right = 60;
-  const Schedule schedule =
+  const ForwardSchedule schedule =
       forward_schedule(with_masks({SlidingWindowMask{}}), args, whole, Layout::contiguous, 3, 4);
-  EXPECT_EQ(text(schedule), "48-56 x [3-4], 56-64 x [3-4]");
+  EXPECT_EQ(text(schedule), "0-16 x [0-16]");
 }
 
 }  // namespace

@@ -140,7 +140,7 @@ struct GpusRow {
   Shape shape;
   std::string layout, reason;
   double alone_ms = 0, together_ms = 0;
-  std::size_t workspace = 0;
+  std::size_t alone_bytes = 0, together_bytes = 0;  // of the first GPU's memory
   int launches = 0;
 };
 
@@ -205,35 +205,46 @@ class GpusBench {
       forward = forward.validated();
     }
     const ParallelGroup& group = group_[static_cast<std::size_t>(rank)];
+    const std::size_t at_first = cuda::free_memory(context);
     const ParallelAttention attention(engine, forward, shape, layout_of(options_.layout), group);
     Tensors own(context, spec_, attention.own_shape(), options_, numbers_, stream.get());
     own.take_workspace(std::max(attention.workspace_bytes(Operation::forward),
-                                attention.workspace_bytes(Operation::backward)));
-    std::unique_ptr<Tensors> whole;
-    const Kernel* kernel = nullptr;
-    if (rank == 0) {
-      whole = std::make_unique<Tensors>(context, spec_, shape, options_, numbers_, stream.get());
-      const Kernel& of_forward = engine.get(forward, shape);
-      kernel = &engine.get(spec_, shape);
-      whole->take_workspace(std::max(kernel->workspace_bytes(shape), of_forward.workspace_bytes(shape)));
-      if (backward_) of_forward.launch(forward_of(whole->args), stream.get());
-      row_.layout = to_string(attention.layout());
-      row_.reason = attention.layout_reason();
-    }
-    attention.forward(forward_of(own.args), stream.get());
-    stream.synchronize();
-    group.require_alive();
-    attention.prepare(spec_.op);
+                                backward_ ? attention.workspace_bytes(Operation::backward) : 0));
+    attention.prepare(Operation::forward);
+    if (backward_) attention.prepare(spec_.op);
     const auto together = [&] {
       if (backward_)
         attention.backward(own.args, stream.get());
       else
         attention.forward(own.args, stream.get());
     };
+    attention.forward(forward_of(own.args), stream.get());
+    if (backward_) together();
+    stream.synchronize();
+    group.require_alive();
+    barrier_.wait();  // nothing is allocated while a rank computes
+    std::unique_ptr<Tensors> whole;
+    const Kernel* kernel = nullptr;
+    if (rank == 0) {
+      row_.together_bytes = at_first - cuda::free_memory(context);
+      whole = std::make_unique<Tensors>(context, spec_, shape, options_, numbers_, stream.get());
+      const Kernel& of_forward = engine.get(forward, shape);
+      kernel = &engine.get(spec_, shape);
+      whole->take_workspace(std::max(kernel->workspace_bytes(shape), of_forward.workspace_bytes(shape)));
+      if (backward_) of_forward.launch(forward_of(whole->args), stream.get());
+      kernel->launch(whole->args, stream.get());
+      stream.synchronize();
+      row_.alone_bytes = at_first - row_.together_bytes - cuda::free_memory(context);
+      row_.layout = to_string(attention.layout());
+      row_.reason = attention.layout_reason();
+    }
     const auto time = [&](const std::function<void()>& launch) {
-      constexpr int launches = 3;
+      // Of long launches one is enough.
+      constexpr double long_pairs = 1e11;
+      const bool brief = double(shape.seqlen_q) * shape.seqlen_k * shape.batch < long_pairs;
+      const int launches = brief ? 3 : 1;
       cuda::Event start(context), stop(context);
-      launch();
+      if (brief) launch();
       start.record(stream.get());
       for (int i = 0; i < launches; ++i) launch();
       stop.record(stream.get());
@@ -270,7 +281,7 @@ class GpusBench {
 int bench_gpus(const BenchOptions& options) {
   std::vector<GpusRow> rows;
   verify::Table table({"op", "shape", "layout", "one GPU, ms", std::to_string(options.gpus) + " GPUs, ms",
-                       "rate of each / one's"});
+                       "rate of each / one's", "memory / one's"});
   Json json = Json::array();
   for (const std::string& argument : options.specs) {
     const AttentionSpec spec = read_spec(argument, options.op);
@@ -282,7 +293,8 @@ int bench_gpus(const BenchOptions& options) {
                  std::to_string(shape.batch) + " x " + std::to_string(shape.seqlen_q) + ", " +
                      std::to_string(shape.num_heads_q) + "/" + std::to_string(shape.num_heads_kv),
                  row.layout, verify::digits(row.alone_ms, 4), verify::digits(row.together_ms, 4),
-                 verify::digits(share)});
+                 verify::digits(share),
+                 verify::digits(double(row.together_bytes) / static_cast<double>(row.alone_bytes))});
       Json one = {{"spec", Json::parse(spec.to_json())}};
       one.update(shape_json(shape));
       one.update({{"gpus", options.gpus},
@@ -291,7 +303,9 @@ int bench_gpus(const BenchOptions& options) {
                   {"launches", row.launches},
                   {"one_gpu_ms", row.alone_ms},
                   {"ms", row.together_ms},
-                  {"share_of_one_gpus_rate", share}});
+                  {"share_of_one_gpus_rate", share},
+                  {"one_gpu_bytes", row.alone_bytes},
+                  {"bytes", row.together_bytes}});
       json.push_back(one);
     }
   }

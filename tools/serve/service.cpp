@@ -27,7 +27,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds longest_wait{60'000}, tick{200}, stop_tick{20}, last_answers{2'000};
-constexpr std::size_t most_parsed_bytes = 2 << 20, most_failures = 1000;
+constexpr std::size_t most_ids_bytes = 1 << 20, most_failures = 1000;
 
 Bytes text(std::string content) {
   return std::make_shared<const std::string>(std::move(content));
@@ -241,18 +241,15 @@ HttpAnswer Service::object(std::string_view path, bool& hit) {
   return answer;
 }
 
-std::shared_ptr<const CompileRequest> Service::parsed(std::string_view body) {
-  std::string key(body);
-  if (const auto known = parsed_.find(key); known != parsed_.end()) return known->second;
-  auto request = std::make_shared<const CompileRequest>(parse_compile_request(body));
-  const std::size_t bytes = key.size() + request->source.text.size();
-  if (parsed_bytes_ + bytes > most_parsed_bytes) {
-    parsed_.clear();
-    parsed_bytes_ = 0;
+// A hit needs no more of a request. A whole one takes some ten times the memory.
+void Service::remember(std::string body, const std::string& id) {
+  const std::size_t bytes = body.size() + id.size();
+  if (ids_bytes_ + bytes > most_ids_bytes) {
+    ids_.clear();
+    ids_bytes_ = 0;
   }
-  parsed_bytes_ += bytes;
-  parsed_[std::move(key)] = request;
-  return request;
+  ids_bytes_ += bytes;
+  ids_[std::move(body)] = id;
 }
 
 void Service::compile(const HttpRequest& request, std::string_view query, const std::string& client,
@@ -267,17 +264,30 @@ void Service::compile(const HttpRequest& request, std::string_view query, const 
                                            : "too many compiles of client " + client + " wait here"),
                full ? "the queue is full" : "the client's queue is full");
   };
-  // What costs nothing is answered always. Reading a spec costs more, so the client must have room for it.
-  if (!parsed_.contains(std::string(request.body)))
-    if (const JobQueue::Added room = queue_.room_for(client); room != JobQueue::Added::yes)
-      return no_room(room);
   std::shared_ptr<const CompileRequest> asked;
-  try {
-    asked = parsed(request.body);
-  } catch (const Error& error) {
-    return refuse_for(failure(error), error.message());
+  // Reading a spec costs more than any answer from memory, so the client must have room for the compile.
+  const auto read = [&] {
+    const JobQueue::Added room = queue_.room_for(client);
+    if (room != JobQueue::Added::yes) {
+      no_room(room);
+      return false;
+    }
+    try {
+      asked = std::make_shared<const CompileRequest>(parse_compile_request(request.body));
+    } catch (const Error& error) {
+      refuse_for(failure(error), error.message());
+      return false;
+    }
+    return true;
+  };
+  std::string body(request.body), id;
+  if (const auto known = ids_.find(body); known != ids_.end()) {
+    id = known->second;
+  } else {
+    if (!read()) return;
+    id = asked->key.digest();
+    remember(std::move(body), id);
   }
-  const std::string id = asked->key.digest();
   if (const std::string entry = objects_.newest(id); !entry.empty())
     if (Bytes bytes = objects_.get(DiskCache::name(id, entry))) {
       history_.note_hit();
@@ -293,6 +303,7 @@ void Service::compile(const HttpRequest& request, std::string_view query, const 
       return refuse_for(failure(failed->second.error), failed->second.error.message());
     failures_.erase(failed);
   }
+  if (!asked && !jobs_.contains(id) && !read()) return;
   if (const JobQueue::Added added = queue_.add(id, client); added != JobQueue::Added::yes)
     return no_room(added);
   std::shared_ptr<Job>& job = jobs_[id];

@@ -60,7 +60,7 @@ class Service {
   HttpAnswer object(std::string_view path, bool& hit);
   void compile(const HttpRequest& request, std::string_view query, const std::string& client,
                const std::shared_ptr<Exchange>& exchange);
-  std::shared_ptr<const CompileRequest> parsed(std::string_view body);
+  void remember(std::string body, const std::string& id);
   void wait(const std::shared_ptr<Job>& job, std::chrono::milliseconds time,
             const std::shared_ptr<Exchange>& exchange);
   void start_jobs();
@@ -87,8 +87,8 @@ class Service {
     std::chrono::steady_clock::time_point until;
   };
   std::map<std::string, Failure> failures_;
-  std::unordered_map<std::string, std::shared_ptr<const CompileRequest>> parsed_;  // by text
-  std::size_t parsed_bytes_ = 0;
+  std::unordered_map<std::string, std::string> ids_;  // digests of requests that were read, by their texts
+  std::size_t ids_bytes_ = 0;
   bool stopping_ = false;
   std::chrono::steady_clock::time_point stop_by_{};
   std::unique_ptr<Workers> workers_;

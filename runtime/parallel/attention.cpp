@@ -25,8 +25,12 @@ struct ParallelAttention::Impl {
   Impl(Engine& engine, const AttentionSpec& spec, const Shape& whole, SequenceLayout layout,
        const ParallelGroup& group)
       : chosen(choose_layout(spec.validated(), whole, layout, group.size())),
-        task{engine,       group.transport(), whole, spec.validated(), spec.for_op(Operation::backward),
-             chosen.layout},
+        task{.engine = engine,
+             .transport = group.transport(),
+             .whole = whole,
+             .spec = spec.validated(),
+             .gradients = spec.for_op(Operation::backward),
+             .layout = chosen.layout},
         attention(chosen.layout == SequenceLayout::heads ? attention_by_heads(task)
                                                          : attention_by_sequence(task)) {}
   // Others write into this rank's memory until all have come here.

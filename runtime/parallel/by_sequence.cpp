@@ -15,8 +15,31 @@
 namespace flashjit {
 namespace {
 
-// The dimension of the sequence.
-constexpr int rows_dim = 1, lse_dim = 2;
+// The dimension of the sequence, and that of heads.
+constexpr int rows_dim = 1, lse_dim = 2, heads_dim = 2, lse_heads_dim = 1;
+
+// Query heads that are computed together, and the key/value heads that they see.
+struct Heads {
+  int q, num_q, kv, num_kv;
+};
+Tensor of_queries(const Tensor& t, const Heads& heads) {
+  return part_of(t, heads_dim, heads.q, heads.num_q);
+}
+Tensor of_keys(const Tensor& t, const Heads& heads) {
+  return part_of(t, heads_dim, heads.kv, heads.num_kv);
+}
+// A caller's tensors.
+AttentionArgs of_heads(AttentionArgs args, const Heads& heads) {
+  for (const TensorMember member :
+       {&AttentionArgs::q, &AttentionArgs::o, &AttentionArgs::d_o, &AttentionArgs::dq})
+    if (args.*member) args.*member = of_queries(*(args.*member), heads);
+  for (const TensorMember member : {&AttentionArgs::lse, &AttentionArgs::dlse})
+    if (args.*member) args.*member = part_of(*(args.*member), lse_heads_dim, heads.q, heads.num_q);
+  for (const TensorMember member :
+       {&AttentionArgs::k, &AttentionArgs::v, &AttentionArgs::dk, &AttentionArgs::dv})
+    if (args.*member) args.*member = of_keys(*(args.*member), heads);
+  return args;
+}
 
 class BySequence : public RankAttention {
  public:
@@ -45,11 +68,11 @@ class BySequence : public RankAttention {
   std::size_t workspace_bytes(bool backward) const override {
     Room room(task_.engine.device());
     if (backward) {
-      Buffers(task_, room);
-      room.take_workspace(launch_bytes(part_gradients_));
+      Buffers(*this, room);
+      room.take_workspace(launch_bytes(true, groups(true)));
     } else {
-      Partials(task_, room);
-      room.take_workspace(std::max(launch_bytes(part_), launch_bytes(whole_rows_)));
+      Partials(*this, room, groups(false));
+      room.take_workspace(launch_bytes(false, groups(false)));
     }
     return room.used();
   }
@@ -82,83 +105,99 @@ class BySequence : public RankAttention {
   }
 
   ParallelAttention::Steps forward(const AttentionArgs& args, Stream stream) override {
+    const int count = groups(false);
     Room room(args.workspace, workspace_bytes(false), task_.engine.device());
-    const Partials partials(task_, room);
-    const std::optional<Tensor> workspace =
-        room.take_workspace(std::max(launch_bytes(part_), launch_bytes(whole_rows_)));
+    const Partials partials(*this, room, count);
+    const std::optional<Tensor> workspace = room.take_workspace(launch_bytes(false, count));
     const ForwardSchedule schedule =
         forward_schedule(task_.spec, args, task_.whole, task_.layout, task_.own(), task_.size());
     send_keys(args, schedule, stream);
     Arrivals arrivals(*this, schedule, stream);
-    auto merge = schedule.merges.begin();
-    for (std::size_t i = 0; i < schedule.launches.size(); ++i) {
-      const ForwardLaunch& launch = schedule.launches[i];
-      if (!launch.own) arrivals.wait_for(launch.keys);
-      const bool whole = launch.place == ForwardLaunch::whole_result;
-      AttentionArgs of_launch =
-          args_of(args, launch.rows, launch.keys, launch.own, launch.row_position, launch.key_position);
-      of_launch.workspace = workspace;
-      of_launch.o = whole ? part_of(*args.o, rows_dim, launch.rows.begin, launch.rows.length)
-                          : part_of(partials.o, rows_dim, launch.place, launch.rows.length);
-      of_launch.lse = whole ? part_of(*args.lse, lse_dim, launch.rows.begin, launch.rows.length)
-                            : part_of(partials.lse, lse_dim, launch.place, launch.rows.length);
-      kernel_of(whole ? whole_rows_ : part_, launch.own).launch(of_launch, stream);
-      for (; merge != schedule.merges.end() && merge->after == i + 1; ++merge)
-        merge_kernel().launch(
-            {.o = part_of(*args.o, rows_dim, merge->rows.begin, merge->rows.length),
-             .lse = part_of(*args.lse, lse_dim, merge->rows.begin, merge->rows.length),
-             .parts_o = parts_of(part_of(partials.o, rows_dim, merge->place, merge->rows.length),
-                                 merge->parts, merge->step * partials.o.strides[rows_dim]),
-             .parts_lse = parts_of(part_of(partials.lse, lse_dim, merge->place, merge->rows.length),
-                                   merge->parts, merge->step * partials.lse.strides[lse_dim])},
-            stream);
+    for (int group = 0; group < count; ++group) {
+      const Heads heads = heads_of(group, count);
+      const AttentionArgs own = of_heads(args, heads);
+      auto merge = schedule.merges.begin();
+      for (std::size_t i = 0; i < schedule.launches.size(); ++i) {
+        const ForwardLaunch& launch = schedule.launches[i];
+        if (!launch.own) arrivals.wait_for(launch.keys);
+        const bool whole = launch.place == ForwardLaunch::whole_result;
+        AttentionArgs of_launch = args_of(own, heads, launch.rows, launch.keys, launch.own,
+                                          launch.row_position, launch.key_position);
+        of_launch.workspace = workspace;
+        of_launch.o = whole ? part_of(*own.o, rows_dim, launch.rows.begin, launch.rows.length)
+                            : part_of(partials.o, rows_dim, launch.place, launch.rows.length);
+        of_launch.lse = whole ? part_of(*own.lse, lse_dim, launch.rows.begin, launch.rows.length)
+                              : part_of(partials.lse, lse_dim, launch.place, launch.rows.length);
+        kernel_of(whole ? whole_rows_ : part_, launch.own, count).launch(of_launch, stream);
+        for (; merge != schedule.merges.end() && merge->after == i + 1; ++merge)
+          merge_parts(own, partials, *merge, stream);
+      }
     }
     free_keys(schedule, stream);
-    return {static_cast<int>(schedule.launches.size()), schedule.unseen};
+    return {static_cast<int>(schedule.launches.size()) * count, schedule.unseen};
   }
 
   ParallelAttention::Steps backward(const AttentionArgs& args, Stream stream) override {
+    const int count = groups(true);
     Room room(args.workspace, workspace_bytes(true), task_.engine.device());
-    const Buffers buffers(task_, room);
-    const std::optional<Tensor> workspace = room.take_workspace(launch_bytes(part_gradients_));
+    const Buffers buffers(*this, room);
+    const std::optional<Tensor> workspace = room.take_workspace(launch_bytes(true, count));
     Room arrived_room(task_.engine.device(), gradient_arrivals_->memory());
     const Arrived arrived(task_, arrived_room);
     const BackwardSchedule schedule =
         backward_schedule(task_.spec, args, task_.whole, task_.layout, task_.own(), task_.size());
-    GradientSums of_rows(*sums_, buffers.of_rows, static_cast<int>(schedule.pieces.size()),
-                         schedule.pieces[0].rows.length),
-        of_keys(*sums_, buffers.of_keys, num_chunks(), key_length());
+    KeySums key_sums;
     send_keys(args, schedule, stream);
     Arrivals arrivals(*this, schedule, stream);
-    bool waited = false, sent_back = false;
-    for (const ScheduledLaunch& launch : schedule.launches) {
-      const SequenceChunk keys = keys_of(launch);
-      if (!launch.own) arrivals.wait_for(keys), waited = true;
-      if (launch.own && waited && !std::exchange(sent_back, true))
-        send_gradients(schedule, of_keys, arrived, stream);
-      const SequenceChunk rows = rows_of(schedule, launch);
-      AttentionArgs of_launch = args_of(args, rows, keys, launch.own,
-                                        schedule.pieces[static_cast<std::size_t>(launch.piece)].rows.begin,
-                                        chunk(launch.keys.first).begin);
-      of_launch.workspace = workspace;
-      for (const TensorMember member : {&AttentionArgs::o, &AttentionArgs::d_o})
-        of_launch.*member = part_of(*(args.*member), rows_dim, rows.begin, rows.length);
-      for (const TensorMember member : {&AttentionArgs::lse, &AttentionArgs::dlse})
-        if (args.*member) of_launch.*member = part_of(*(args.*member), lse_dim, rows.begin, rows.length);
-      of_launch.dq = of_rows.target(launch.piece, launch.pieces, stream)[0];
-      const std::vector<Tensor> to =
-          of_keys.target(launch.keys.first, launch.keys.end - launch.keys.first, stream);
-      of_launch.dk = to[0], of_launch.dv = to[1];
-      kernel_of(part_gradients_, launch.own).launch(of_launch, stream);
+    bool of_others = false, sent_back = false;  // whether this group has computed with keys of others
+    int launched = 0;
+    for (int group = 0; group < count; ++group) {
+      const Heads heads = heads_of(group, count);
+      const AttentionArgs own = of_heads(args, heads);
+      of_others = false;
+      if (key_sums.empty() || key_sums.back().first.kv != heads.kv)
+        key_sums.emplace_back(
+            heads, GradientSums(*sums_, sums_of(buffers.of_keys, heads),
+                                sums_of(buffers.of_keys_later, heads), num_chunks(), key_length()));
+      GradientSums& of_group = key_sums.back().second;
+      GradientSums of_rows(*sums_, {buffers.of_rows[0]}, {buffers.of_rows[1]},
+                           static_cast<int>(schedule.pieces.size()), schedule.pieces[0].rows.length);
+      for (const ScheduledLaunch& scheduled : schedule.launches) {
+        if (scheduled.own && of_others && group + 1 == count && !std::exchange(sent_back, true))
+          send_gradients(schedule, key_sums, arrived, stream);
+        const SequenceChunk rows = rows_of(schedule, scheduled);
+        ScheduledLaunch launch = scheduled;
+        for (; launch.keys.first < scheduled.keys.end; launch.keys.first = launch.keys.end, ++launched) {
+          launch.keys.end =
+              launch.keys.first + of_group.most(launch.keys.first, scheduled.keys.end - launch.keys.first);
+          const SequenceChunk keys = keys_of(launch);
+          if (!launch.own) arrivals.wait_for(keys), of_others = true;
+          AttentionArgs of_launch =
+              args_of(own, heads, rows, keys, launch.own,
+                      schedule.pieces[static_cast<std::size_t>(launch.piece)].rows.begin,
+                      chunk(launch.keys.first).begin);
+          of_launch.workspace = workspace;
+          for (const TensorMember member : {&AttentionArgs::o, &AttentionArgs::d_o})
+            of_launch.*member = part_of(*(own.*member), rows_dim, rows.begin, rows.length);
+          for (const TensorMember member : {&AttentionArgs::lse, &AttentionArgs::dlse})
+            if (own.*member) of_launch.*member = part_of(*(own.*member), lse_dim, rows.begin, rows.length);
+          of_launch.dq = of_rows.target(launch.piece, launch.pieces, stream)[0];
+          const std::vector<Tensor> to =
+              of_group.target(launch.keys.first, launch.keys.end - launch.keys.first, stream);
+          of_launch.dk = to[0], of_launch.dv = to[1];
+          kernel_of(part_gradients_, launch.own, count).launch(of_launch, stream);
+        }
+      }
+      if (group + 1 < count) of_group.settle_all(stream);
+      for (std::size_t piece = 0; piece < schedule.pieces.size(); ++piece)
+        sums_->add(
+            part_of(*own.dq, rows_dim, schedule.pieces[piece].first, schedule.pieces[piece].rows.length),
+            of_rows.parts(static_cast<int>(piece), 0), stream);
     }
-    if (waited && !sent_back) send_gradients(schedule, of_keys, arrived, stream);
-    for (std::size_t piece = 0; piece < schedule.pieces.size(); ++piece)
-      sums_->add(
-          part_of(*args.dq, rows_dim, schedule.pieces[piece].first, schedule.pieces[piece].rows.length),
-          of_rows.parts(static_cast<int>(piece), 0), stream);
-    take_gradients(args, schedule, of_keys, arrived, stream);
+    if (of_others && !sent_back) send_gradients(schedule, key_sums, arrived, stream);
+    take_gradients(args, schedule, key_sums, arrived, stream);
     free_keys(schedule, stream);
-    return {static_cast<int>(schedule.launches.size()), schedule.unseen};
+    return {launched, schedule.unseen};
   }
 
  private:
@@ -214,53 +253,102 @@ class BySequence : public RankAttention {
 
   // ---- launches ----
 
+  // How many groups of heads are computed one after the other.
+  int groups(bool backward) const {
+    int& known = groups_[backward];
+    if (known > 0) return known;
+    const int most = why_heads_differ(task_.spec).empty() ? std::max(task_.whole.num_heads_q, 1) : 1;
+    known = 1;
+    while (known < most && rows_bytes(backward, known) > task_.most_bytes) do
+        ++known;
+      while (!divides_heads(known));
+    return known;
+  }
+  bool divides_heads(int count) const {
+    const int q = task_.whole.num_heads_q, kv = task_.whole.num_heads_kv;
+    return kv % count == 0 || (count % kv == 0 && q % count == 0);
+  }
+  std::size_t rows_bytes(bool backward, int count) const {
+    Room room(task_.engine.device());
+    if (backward)
+      take_rows(room, count), take_rows(room, count);
+    else
+      Partials(*this, room, count);
+    room.take_workspace(launch_bytes(backward, count));
+    return room.used();
+  }
+  Heads heads_of(int group, int count) const {
+    const int q = task_.whole.num_heads_q / count, kv = task_.whole.num_heads_kv;
+    if (kv % count == 0) return {group * q, q, group * (kv / count), kv / count};
+    return {group * q, q, group / (count / kv), 1};
+  }
+
   // The sizes by which kernels are chosen: for keys of this rank, and for those of others.
-  Shape near_shape() const {
-    Shape shape = far_shape();
+  Shape near_shape(int count) const {
+    Shape shape = far_shape(count);
     shape.seqlen_k = task_.own_keys();
     return shape;
   }
-  Shape far_shape() const {
+  Shape far_shape(int count) const {
     Shape shape = task_.whole;
     shape.seqlen_q = task_.own_rows();
+    const Heads heads = heads_of(0, count);
+    shape.num_heads_q = heads.num_q, shape.num_heads_kv = heads.num_kv;
     return shape;
   }
-  std::size_t launch_bytes(const AttentionSpec& of) const {
-    return std::max(task_.engine.get(of, near_shape()).workspace_bytes(near_shape()),
-                    task_.engine.get(of, far_shape()).workspace_bytes(far_shape()));
+  // What a launch of so many groups needs.
+  std::size_t launch_bytes(bool backward, int count) const {
+    std::size_t bytes = 0;
+    for (const AttentionSpec* of : {backward ? &part_gradients_ : &part_, backward ? nullptr : &whole_rows_})
+      for (const Shape& shape : {near_shape(count), far_shape(count)})
+        if (of) bytes = std::max(bytes, task_.engine.get(*of, shape).workspace_bytes(shape));
+    return bytes;
   }
-  const Kernel& kernel_of(const AttentionSpec& of, bool own) const {
-    return task_.engine.get(of, own ? near_shape() : far_shape());
+  const Kernel& kernel_of(const AttentionSpec& of, bool own, int count) const {
+    return task_.engine.get(of, own ? near_shape(count) : far_shape(count));
   }
   const Kernel& merge_kernel() const {
     AttentionSpec spec;
     spec.op = Operation::merge;
     spec.dtype = task_.spec.o_dtype.value_or(task_.spec.dtype);
     spec.head_dim = spec.head_dim_v = task_.spec.head_dim_v;
-    return task_.engine.get(spec, near_shape());
+    return task_.engine.get(spec, near_shape(1));
   }
 
   // What masks, scores and dropout read, with Q, K and V, at the places of a launch.
-  AttentionArgs args_of(const AttentionArgs& args, const SequenceChunk& rows, const SequenceChunk& keys,
-                        bool own, int row_position, int key_position) const {
-    AttentionArgs of_launch = args;
+  AttentionArgs args_of(const AttentionArgs& own_args, const Heads& heads, const SequenceChunk& rows,
+                        const SequenceChunk& keys, bool own, int row_position, int key_position) const {
+    AttentionArgs of_launch = own_args;
     of_launch.row_offset = position(row_position);
     of_launch.key_offset = position(key_position);
-    of_launch.q = part_of(*args.q, rows_dim, rows.begin, rows.length);
-    of_launch.k = keys_at(own ? *args.k : all_k_, keys);
-    of_launch.v = keys_at(own ? *args.v : all_v_, keys);
+    of_launch.q = part_of(*own_args.q, rows_dim, rows.begin, rows.length);
+    of_launch.k = keys_at(own ? *own_args.k : of_keys(all_k_, heads), keys);
+    of_launch.v = keys_at(own ? *own_args.v : of_keys(all_v_, heads), keys);
     return of_launch;
   }
 
   // Partial results of rows.
   struct Partials {
     Tensor o, lse;
-    Partials(const RankTask& task, Room& room) {
+    Partials(const BySequence& of, Room& room, int count) {
+      const RankTask& task = of.task_;
       const std::int64_t places = places_of_parts(task.spec, task.whole, task.layout, task.size());
-      o = room.take(DType::fp32, {task.batch(), places, task.whole.num_heads_q, task.spec.head_dim_v});
-      lse = room.take(DType::fp32, {task.batch(), task.whole.num_heads_q, places});
+      const int heads = of.heads_of(0, count).num_q;
+      o = room.take(DType::fp32, {task.batch(), places, heads, task.spec.head_dim_v});
+      lse = room.take(DType::fp32, {task.batch(), heads, places});
     }
   };
+  void merge_parts(const AttentionArgs& own, const Partials& partials, const RowMerge& merge,
+                   Stream stream) const {
+    merge_kernel().launch(
+        {.o = part_of(*own.o, rows_dim, merge.rows.begin, merge.rows.length),
+         .lse = part_of(*own.lse, lse_dim, merge.rows.begin, merge.rows.length),
+         .parts_o = parts_of(part_of(partials.o, rows_dim, merge.place, merge.rows.length), merge.parts,
+                             merge.step * partials.o.strides[rows_dim]),
+         .parts_lse = parts_of(part_of(partials.lse, lse_dim, merge.place, merge.rows.length), merge.parts,
+                               merge.step * partials.lse.strides[lse_dim])},
+        stream);
+  }
   // A tensor of parts that lie so many elements from each other.
   static Tensor parts_of(Tensor part, int count, std::int64_t stride) {
     for (int i = part.rank++; i > 0; --i) {
@@ -272,21 +360,36 @@ class BySequence : public RankAttention {
     part.strides[0] = stride;
     return part;
   }
-  // Float32 gradients: of this rank's rows and of all keys, twice each (GradientSums).
+
+  // Float32 gradients (GradientSums): of this rank's rows, twice, and of all keys. Where heads are computed
+  // some at a time, memory is short, and one chunk of keys is written a second time at once.
+  Tensor take_rows(Room& room, int count) const {
+    return room.take(DType::fp32,
+                     {task_.batch(), task_.own_rows(), heads_of(0, count).num_q, task_.spec.head_dim});
+  }
   struct Buffers {
-    std::vector<std::vector<Tensor>> of_rows, of_keys;
-    Buffers(const RankTask& task, Room& room) {
-      const Shape& z = task.whole;
-      const auto take = [&](int length, int heads, int dim) {
-        return room.take(DType::fp32, {task.batch(), length, heads, dim});
+    std::array<Tensor, 2> of_rows;
+    std::vector<Tensor> of_keys, of_keys_later;
+    Buffers(const BySequence& of, Room& room) {
+      const RankTask& task = of.task_;
+      const int count = of.groups(true);
+      for (Tensor& t : of_rows) t = of.take_rows(room, count);
+      const auto take = [&](std::int64_t keys) {
+        std::vector<Tensor> made;
+        for (const int dim : {task.spec.head_dim, task.spec.head_dim_v})
+          made.push_back(room.take(DType::fp32, {task.batch(), keys, task.whole.num_heads_kv, dim}));
+        return made;
       };
-      for (int i = 0; i < 2; ++i) {
-        of_rows.push_back({take(task.own_rows(), z.num_heads_q, task.spec.head_dim)});
-        of_keys.push_back({take(z.seqlen_k, z.num_heads_kv, task.spec.head_dim),
-                           take(z.seqlen_k, z.num_heads_kv, task.spec.head_dim_v)});
-      }
+      of_keys = take(task.whole.seqlen_k);
+      of_keys_later = take((count > 1 ? 1 : of.num_chunks()) * std::int64_t{of.key_length()});
     }
   };
+  // By the key/value heads that groups see.
+  using KeySums = std::vector<std::pair<Heads, GradientSums>>;
+  static std::vector<Tensor> sums_of(std::vector<Tensor> tensors, const Heads& heads) {
+    for (Tensor& t : tensors) t = of_keys(t, heads);
+    return tensors;
+  }
   // What other ranks have for the gradients of a rank's keys: dk and dv, of each other rank in turn.
   struct Arrived {
     std::vector<std::array<Tensor, 2>> places;
@@ -367,10 +470,11 @@ class BySequence : public RankAttention {
   }
 
   // Sends what this rank has for the keys of others.
-  void send_gradients(const BackwardSchedule& schedule, GradientSums& of_keys, const Arrived& arrived,
+  void send_gradients(const BackwardSchedule& schedule, KeySums& key_sums, const Arrived& arrived,
                       Stream stream) const {
     for (int c = 0; c < num_chunks(); ++c)
-      if (owner(c) != task_.own()) of_keys.settle(c, stream);
+      for (auto& [heads, sums] : key_sums)
+        if (owner(c) != task_.own()) sums.settle(c, stream);
     gradient_arrivals_->begin(stream);
     for (int step = 1; step < task_.size(); ++step) {
       const int to = task_.after(step);
@@ -380,14 +484,15 @@ class BySequence : public RankAttention {
         if (!any) gradient_arrivals_->await(to, freed);
         any = true;
         for (const std::size_t i : {0, 1})
-          gradient_arrivals_->put(to, in_own(arrived.place(task_.own(), to, i), {c, c + 1}),
-                                  of_keys.parts(c, i).at(0));
+          for (const auto& [heads, sums] : key_sums)
+            gradient_arrivals_->put(to, of_keys(in_own(arrived.place(task_.own(), to, i), {c, c + 1}), heads),
+                                    sums.parts(c, i).at(0));
       }
-      if (any) gradient_arrivals_->post(to, sent);
+      if (any) gradient_arrivals_->post(to, Box::sent);
     }
   }
   // Adds what all ranks have for this rank's keys, in the order of ranks.
-  void take_gradients(const AttentionArgs& args, const BackwardSchedule& schedule, GradientSums& of_keys,
+  void take_gradients(const AttentionArgs& args, const BackwardSchedule& schedule, const KeySums& key_sums,
                       const Arrived& arrived, Stream stream) const {
     std::vector<int> writers;
     for (int step = 1; step < task_.size(); ++step) {
@@ -396,24 +501,25 @@ class BySequence : public RankAttention {
       for (int c = 0; c < num_chunks(); ++c)
         any = any || (owner(c) == task_.own() && receives(schedule, c, from));
       if (!any) continue;
-      gradient_arrivals_->wait(from, sent, stream);
+      gradient_arrivals_->wait(from, Box::sent, stream);
       writers.push_back(from);
     }
     for (int c = 0; c < num_chunks(); ++c) {
       if (owner(c) != task_.own()) continue;
       const ChunkRun run{c, c + 1};
-      for (const std::size_t i : {0, 1}) {
-        std::vector<Tensor> parts = of_keys.parts(c, i);
-        for (const SentKeys& sent : schedule.sent) {
-          if (sent.chunk != c || sent.to == task_.own()) continue;
-          if (parts.size() == 2) {
-            sums_->add(parts[0], parts, stream);
-            parts.pop_back();
+      for (const std::size_t i : {0, 1})
+        for (const auto& [heads, sums] : key_sums) {
+          std::vector<Tensor> parts = sums.parts(c, i);
+          for (const SentKeys& sent : schedule.sent) {
+            if (sent.chunk != c || sent.to == task_.own()) continue;
+            if (parts.size() == 2) {
+              sums_->add(parts[0], parts, stream);
+              parts.pop_back();
+            }
+            parts.push_back(of_keys(in_own(arrived.place(sent.to, task_.own(), i), run), heads));
           }
-          parts.push_back(in_own(arrived.place(sent.to, task_.own(), i), run));
+          sums_->add(of_keys(in_own(i == 0 ? *args.dk : *args.dv, run), heads), parts, stream);
         }
-        sums_->add(in_own(i == 0 ? *args.dk : *args.dv, run), parts, stream);
-      }
     }
     gradient_arrivals_->begin(stream);
     for (const int from : writers) gradient_arrivals_->post(from, freed);
@@ -424,6 +530,7 @@ class BySequence : public RankAttention {
   const KeyChunks keys_;
   AttentionSpec part_, whole_rows_, part_gradients_;  // a partial result, the only one, gradients
   std::vector<std::int64_t> known_positions_;         // what positions_ holds
+  mutable int groups_[2] = {};                        // of a forward and a backward; 0: not counted yet
   std::shared_ptr<Exchange> arrivals_, gradient_arrivals_;
   Tensor all_k_, all_v_, positions_;  // in arrivals_
   std::unique_ptr<PartSums> sums_;

@@ -46,16 +46,19 @@ void PartSums::add(const Tensor& to, const std::vector<Tensor>& parts, Stream st
   kernel(to.dtype, static_cast<int>(to.shape[3])).launch({.o = to, .parts_o = all}, stream);
 }
 
-GradientSums::GradientSums(const PartSums& sums, std::vector<std::vector<Tensor>> buffers, int units,
-                           int length)
-    : sums_(sums), buffers_(std::move(buffers)), length_(length) {
+GradientSums::GradientSums(const PartSums& sums, std::vector<Tensor> first, std::vector<Tensor> later,
+                           int units, int length)
+    : sums_(sums), buffers_{std::move(first), std::move(later)}, length_(length) {
+  later_units_ = length == 0 ? units : static_cast<int>(buffers_[1][0].shape[1] / length);
   for (std::vector<char>& written : written_) written.resize(static_cast<std::size_t>(units));
 }
 
 std::vector<Tensor> GradientSums::target(int first, int count, Stream stream) {
-  int buffer = any(0, first, count) ? 1 : 0;
-  if (buffer == 1 && any(1, first, count))
+  const int buffer = any(first, count) ? 1 : 0;
+  if (buffer == 1) {
+    if (later_units_ < units()) settle_all(stream), later_begin_ = first;
     for (int unit = first; unit < first + count; ++unit) settle(unit, stream);
+  }
   std::vector<Tensor> tensors;
   for (std::size_t i = 0; i < buffers_[0].size(); ++i) tensors.push_back(of(buffer, i, first, count));
   std::fill_n(written_[buffer].begin() + first, count, char{1});
@@ -76,9 +79,13 @@ void GradientSums::settle(int unit, Stream stream) {
   written_[1][static_cast<std::size_t>(unit)] = 0;
 }
 
+void GradientSums::settle_all(Stream stream) {
+  for (int unit = 0; unit < units(); ++unit) settle(unit, stream);
+}
+
 Tensor GradientSums::of(int buffer, std::size_t tensor, int first, int count) const {
-  return part_of(buffers_[static_cast<std::size_t>(buffer)][tensor], 1, std::int64_t{first} * length_,
-                 std::int64_t{count} * length_);
+  const int place = buffer == 1 ? first - later_begin_ : first;
+  return part_of(buffers_[buffer][tensor], 1, std::int64_t{place} * length_, std::int64_t{count} * length_);
 }
 bool GradientSums::any(int buffer, int first, int count) const {
   const auto begin = written_[buffer].begin() + first;

@@ -49,12 +49,7 @@ std::string why_no_heads(const AttentionSpec& spec, const Shape& whole, int size
   if (whole.num_heads_kv % size != 0)
     return std::to_string(whole.num_heads_kv) + " key/value heads are no multiple of " +
            std::to_string(size) + " ranks";
-  if (spec.dropout) return "dropout goes by the number of a head in the whole";
-  if (formulas_read(spec, FormulaName::head) || formulas_read(spec, FormulaName::head_kv))
-    return "a formula reads head or head_kv";
-  const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
-  if (blocks && blocks->per_head) return "each head has block lists of its own";
-  return {};
+  return why_heads_differ(spec);
 }
 
 }  // namespace
@@ -107,6 +102,15 @@ ChosenLayout choose_layout(const AttentionSpec& spec, const Shape& whole, Sequen
   require_divisible("seqlen_q", whole.seqlen_q, chosen.layout, size);
   require_divisible("seqlen_k", whole.seqlen_k, chosen.layout, size);
   return chosen;
+}
+
+std::string why_heads_differ(const AttentionSpec& spec) {
+  if (spec.dropout) return "dropout goes by the number of a head in the whole";
+  if (formulas_read(spec, FormulaName::head) || formulas_read(spec, FormulaName::head_kv))
+    return "a formula reads head or head_kv";
+  const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
+  if (blocks && blocks->per_head) return "each head has block lists of its own";
+  return {};
 }
 
 bool may_see(const AttentionSpec& spec, const AttentionArgs& args, const SequenceChunk& rows,

@@ -15,6 +15,9 @@ struct ChosenLayout {
 };
 ChosenLayout choose_layout(const AttentionSpec& spec, const Shape& whole, SequenceLayout asked, int size);
 
+// Why a head computed alone would not be as among all; empty if it would.
+std::string why_heads_differ(const AttentionSpec& spec);
+
 // Whether a row of the chunk may see a key of the other, by masks of which the host knows it. Rows are their
 // own positions.
 bool may_see(const AttentionSpec& spec, const AttentionArgs& args, const SequenceChunk& rows,

@@ -14,6 +14,9 @@ struct RankTask {
   Shape whole;
   AttentionSpec spec, gradients;  // a forward and its backward, as the caller has them
   SequenceLayout layout;
+  // What partial results and sums of rows may take, with what launches need, before heads are computed some
+  // at a time. So long sequences take less memory, and others as few launches as they can.
+  std::size_t most_bytes = std::size_t{2400} << 20;
 
   int own() const { return transport->rank(); }
   int size() const { return transport->size(); }

@@ -6,12 +6,14 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "runtime/cuda/memory.hpp"
+#include "runtime/parallel/rank_attention.hpp"
 #include "runtime/parallel/transport.hpp"
 #include "tests/support/workload.hpp"
 #include "tests/unit/expect_error.h"
@@ -121,7 +123,8 @@ class Parallel : public ComputesOnEveryDevice {
  protected:
   // Computes what the workload asks for by so many ranks, and writes it where one engine would. Returns the
   // steps of rank 0.
-  ParallelAttention::Steps run(Workload& workload, int size, SequenceLayout layout, bool on_gpus = false) {
+  ParallelAttention::Steps run(Workload& workload, int size, SequenceLayout layout, bool on_gpus = false,
+                               bool short_of_memory = false) {
     const Case& c = workload.given();
     const bool backward = c.spec.op == Operation::backward;
     const AttentionSpec forward = backward ? forward_of(c.spec) : c.spec;
@@ -137,6 +140,17 @@ class Parallel : public ComputesOnEveryDevice {
         Engine& engine = gpu ? gpu->engine : of_cpu;
         const ParallelGroup& own = group[static_cast<std::size_t>(rank)];
         const ParallelAttention attention(engine, forward, c.shape(), layout, own);
+        std::unique_ptr<RankAttention> frugal;  // computes as few heads at a time as it can
+        if (short_of_memory) {
+          frugal = attention_by_sequence({.engine = engine,
+                                          .transport = own.transport(),
+                                          .whole = c.shape(),
+                                          .spec = forward,
+                                          .gradients = forward.for_op(Operation::backward),
+                                          .layout = attention.layout(),
+                                          .most_bytes = 0});
+          frugal->prepare(backward);
+        }
         std::deque<OwnTensor> parts;
         AttentionArgs args = whole;
         std::vector<std::pair<OwnTensor*, TensorMember>> outputs;
@@ -154,7 +168,8 @@ class Parallel : public ComputesOnEveryDevice {
           else
             parts.back().take(*(whole.*member));
         }
-        const std::size_t bytes = attention.workspace_bytes(c.spec.op);
+        const std::size_t bytes =
+            frugal ? frugal->workspace_bytes(backward) : attention.workspace_bytes(c.spec.op);
         std::vector<std::byte> memory(bytes + 64, std::byte{0xff});
         const auto address = (reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64;
         args.workspace = Tensor::contiguous(reinterpret_cast<void*>(address), DType::uint8, {},
@@ -164,8 +179,11 @@ class Parallel : public ComputesOnEveryDevice {
           for (const TensorMember member : tensors)
             if (args.*member) args.*member = gpu->upload(*(args.*member));
         }
+        ParallelAttention::Steps frugal_steps;
         for (int turn = 0; turn < (gpu ? 3 : 1); ++turn) {  // a GPU's ranks may be a call ahead of each other
-          if (backward)
+          if (frugal)
+            frugal_steps = backward ? frugal->backward(args, nullptr) : frugal->forward(args, nullptr);
+          else if (backward)
             attention.backward(args, gpu ? gpu->stream.get() : nullptr);
           else
             attention.forward(args, gpu ? gpu->stream.get() : nullptr);
@@ -173,7 +191,8 @@ class Parallel : public ComputesOnEveryDevice {
         if (gpu) gpu->download();
         own.require_alive();
         for (const auto& [part, member] : outputs) part->give(*(whole.*member));
-        if (rank == 0) steps = attention.last_steps();
+        if (frugal) own.transport()->gather({});  // others write to it until all have come here
+        if (rank == 0) steps = frugal ? frugal_steps : attention.last_steps();
       } catch (const Error& error) {
         errors[static_cast<std::size_t>(rank)] = error.message();
       }
@@ -232,6 +251,28 @@ TEST_P(Parallel, MasksDropoutAndFormulas) {
     for (const SequenceLayout layout : {SequenceLayout::contiguous, SequenceLayout::zigzag})
       expect(fields, c, 4, layout);
   }
+}
+
+// Long sequences are computed some heads at a time: here one, and two for each key/value head.
+TEST_P(Parallel, OneHeadAtATime) {
+  if (on().is_cuda()) return;
+  for (const int size : {2, 3})
+    for (const char* const op : {"forward", "backward"}) {
+      Case c = usual;
+      c.seed = static_cast<std::uint64_t>(90 + size);
+      c.spec = AttentionSpec::from_json(std::string("{\"op\": \"") + op +
+                                        R"(", "dtype": "bf16", "head_dim": 32, "mask": ["causal"]})");
+      SCOPED_TRACE(c.spec.to_json() + ", " + std::to_string(size) + " ranks");
+      Workload workload(on(), c);
+      workload.reset();
+      const ParallelAttention::Steps steps = run(workload, size, SequenceLayout::zigzag, false, true);
+      EXPECT_GE(steps.launched, 4 * 3);  // for each head, by rank 0
+      EXPECT_TRUE(workload.check());
+      const std::vector<std::byte> first = workload.outputs();
+      workload.reset();
+      run(workload, size, SequenceLayout::zigzag, false, true);
+      EXPECT_EQ(workload.outputs(), first) << "the bits differ from run to run";
+    }
 }
 
 // Of a long chunk only the keys that other ranks see are sent, and few rows wait for them.

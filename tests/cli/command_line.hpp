@@ -53,5 +53,8 @@ std::string slurp(const std::string& path);
 // A small kernel, quick to compile.
 inline const std::string small_spec =
     R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"]})";
+// The sizes of a small problem for it.
+inline const std::vector<std::string> tiny = {"--batch",   "2", "--seqlen-q", "48",
+                                              "--heads-q", "4", "--heads-kv", "2"};
 
 }  // namespace flashjit::cli_test

@@ -1,0 +1,229 @@
+// Runs the sm_90a forward's own code on the host, thread by thread (emulator/emulator.hpp), and compares it
+// with the float64 oracle.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "codegen/families/search_space.hpp"
+#include "cuda/forward_sm90a.cuh"
+#include "cuda/forward_sm90a_quantised.cuh"
+#include "runtime/arguments/attention.hpp"
+#include "runtime/cuda/tile_plan.hpp"
+#include "runtime/step_params.hpp"
+#include "shared/block_sparse.h"
+#include "shared/sliding_window.h"
+#include "shared/tree.h"
+#include "tests/cuda/formula_specs.hpp"
+#include "tests/cuda/kv_specs.hpp"
+#include "tests/cuda/listed_specs.hpp"
+#include "tests/cuda/offset_specs.hpp"
+#include "tests/numerics/specs.hpp"
+#include "tests/support/far_scores.hpp"
+#include "tests/support/planned_kernel.hpp"
+#include "tests/support/workload.hpp"
+#include "tools/verify/element.hpp"
+#include "tools/verify/random_tensor.hpp"
+
+namespace flashjit::testing_support {
+
+using device::Align;
+
+// Spec and Config of a kernel, like those that render() writes.
+template <class Element_, int head_dim_, int head_dim_v_, bool varlen_, class... Masks>
+struct SpecOf : device::ForwardSm90aSpec {
+  using Element = Element_;
+  using Mask = device::Intersect<device::Bounds, Masks...>;
+  static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
+  static constexpr bool varlen = varlen_;
+};
+template <class Spec>
+struct WithDropout : Spec {
+  static constexpr bool dropout = true;
+};
+template <class Spec>
+struct WithPages : Spec {
+  static constexpr bool paged = true;
+};
+template <class Spec>
+struct WithValuesInKeys : Spec {
+  static constexpr bool v_in_k = true;
+};
+template <class Spec>
+struct WithFloatOutput : Spec {
+  using o_dtype = float;
+};
+template <int block_m_, int block_n_, bool q_in_registers_, bool pack_gqa_,
+          device::TileOrder tile_order_ = device::TileOrder::heads>
+struct ConfigOf {
+  static constexpr int block_m = block_m_, block_n = block_n_, num_stages = 2, num_warps = block_m / 16 + 4;
+  static constexpr bool q_in_registers = q_in_registers_, ping_pong = block_m > 64, pack_gqa = pack_gqa_;
+  static constexpr device::TileOrder tile_order = tile_order_;
+};
+
+// Two warpgroups divide the columns of an output of more than 256.
+template <int block_n_, int num_stages_, bool pack_gqa_,
+          device::TileOrder tile_order_ = device::TileOrder::heads>
+struct DividedConfigOf : ConfigOf<64, block_n_, false, pack_gqa_, tile_order_> {
+  static constexpr int num_stages = num_stages_, num_warps = 12;
+};
+
+template <class Spec, class Config>
+struct Emulated : Config {
+  using Products = device::EmulatedProducts<Spec, Config>;
+};
+
+using FormulaParams = device::WithFormulas<device::Paged<device::Sm90aForwardParams>>;
+using QuantisedFormulaParams =
+    device::WithFormulas<device::Quantised<device::Paged<device::Sm90aForwardParams>>>;
+
+template <class Spec>
+constexpr bool quantised = device::is_quantised<typename Spec::kv_dtype>;
+
+// parts: of each tile's keys, with so many multiprocessors; 0: one, with few of them and no workspace.
+template <class Spec, class Config>
+void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage, int parts = 0,
+            int multiprocessors = 200) {
+  if (parts == 0) multiprocessors = 5;
+  const KernelConfig config{Config::block_m,
+                            Config::block_n,
+                            Config::num_stages,
+                            Config::num_warps,
+                            Config::q_in_registers,
+                            Config::ping_pong,
+                            static_cast<TileOrder>(Config::tile_order),
+                            Config::pack_gqa};
+  const Target target = Target::parse("sm_90a");
+  ASSERT_EQ(misfit(spec, target, config), "");
+  const CheckedArguments checked = check_arguments(spec, {Device::Kind::cpu, 0}, args);
+  if (checked.empty) return;
+  const PlannedWithoutCode planned(spec, target, config, multiprocessors);
+  Launch launched;
+  // Params of all kernels here have room for pages.
+  auto& paged = step_params::with_scales<device::Paged<device::Sm90aForwardParams>>(
+      add_step(planned.kernel(), launched, "flashjit_forward"), checked.params,
+      {.formulas = if_any(checked.formulas),
+       .kv_scales = if_any(checked.kv_scales),
+       .offsets = if_any(checked.offsets)});
+  paged.pages = checked.pages;
+  if (spec.paged) {
+    paged.box_keys = std::gcd(checked.pages.page_size, config.block_n);
+    paged.copying_warps = std::min(4, config.block_n / paged.box_keys);
+  }
+  device::Sm90aForwardParams& p = paged;
+  std::vector<float> workspace(cuda::PartsWorkspace(spec, config, multiprocessors).bytes / 4 + 1,
+                               std::numeric_limits<float>::quiet_NaN());
+  const Grid grid =
+      cuda::plan_tiles(spec, config, multiprocessors, parts > 0 ? workspace.data() : nullptr, p, parts);
+  ASSERT_EQ(p.parts, std::max(parts, 1));
+  gridDim.x = grid.x;
+  gridDim.y = grid.y;
+  const cuda::TensorMapShapes shapes = cuda::tensor_map_shapes(spec, config, p);
+  device::ForwardMaps maps;
+  const auto describe = [](const device::TensorView& tensor, const cuda::TensorMapShape& shape,
+                           device::TensorMap& map, unsigned element_bytes) {
+    const emulator::TensorMap described{tensor.data, &shape, element_bytes};
+    std::memcpy(&map, &described, sizeof described);
+    EXPECT_EQ(shape.box[0] * element_bytes % 128, 0u);
+    EXPECT_TRUE(element_bytes == 1 || shape.box[0] == 64);
+    for (const unsigned size : shape.box) EXPECT_LE(size, 256u);
+    for (const auto stride : shape.strides) EXPECT_EQ(stride % 16, 0u);
+  };
+  describe(p.q, shapes.q, maps.q, 2);
+  describe(p.k, shapes.k, maps.k, quantised<Spec> ? 1 : 2);
+  describe(p.v, shapes.v, maps.v, quantised<Spec> ? 1 : 2);
+  constexpr int shared_bytes = device::Sm90aShared<Spec, Config>::layout.end;
+  for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
+    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+      emulator::Block::run(Config::num_warps * 32, shared_bytes, garbage,
+                           [&] { device::forward_sm90a<Spec, Emulated<Spec, Config>>(p, maps); });
+  if (p.parts == 1) return;
+  const Grid merge = cuda::merge_grid(spec, config, p);
+  gridDim.x = merge.x;
+  gridDim.y = merge.y;
+  gridDim.z = merge.z;
+  for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)
+    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
+      for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+        emulator::Block::run(device::forward_merge_threads, 0, garbage,
+                             [&] { device::forward_sm90a_merge<Spec, Emulated<Spec, Config>>(p); });
+  blockIdx.z = 0;
+}
+
+inline constexpr int not_a_number = 0xff;  // the value of every byte
+
+class ForwardSm90a : public testing::Test {
+ protected:
+  // Only lends its memory.
+  TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
+
+  template <class Spec>
+  static Case with_spec(Case given, std::vector<Mask> masks) {
+    constexpr bool bf16 = std::is_same_v<typename Spec::Element, device::bf16>;
+    const auto o_dtype = std::is_void_v<typename Spec::o_dtype> ? std::nullopt : std::optional(DType::fp32);
+    given.spec = forward_spec(bf16 ? DType::bf16 : DType::fp16, Spec::head_dim, std::move(masks),
+                              {.head_dim_v = Spec::head_dim_v,
+                               .lse = Spec::lse,
+                               .varlen = Spec::varlen,
+                               .dropout = Spec::dropout,
+                               .o_dtype = o_dtype,
+                               .paged = Spec::paged,
+                               .v_in_k = Spec::v_in_k});
+    given.spec = with_offsets<Spec>(with_formulas<Spec>(with_kv<Spec>(given.spec)));
+    return given;
+  }
+  template <class Spec, class Config>
+  void expect(const Case& given, std::vector<Mask> masks, int parts = 0, int multiprocessors = 200) {
+    Workload workload(host, with_spec<Spec>(given, std::move(masks)));
+    workload.reset();
+    launch<Spec, Config>(workload.given().spec, workload.args(), not_a_number, parts, multiprocessors);
+    EXPECT_TRUE(workload.check());
+  }
+  // With lists of the spec's own masks, against attention of the masks alone.
+  template <class Spec, class Config>
+  void expect_listed(Case given, int parts = 0) {
+    Workload workload(host, with_spec<Spec>(given, {}));
+    AttentionArgs args = workload.args();
+    MaskTables lists = set_lists_of_masks(workload.given().spec, args);
+    workload.reset();
+    launch<Spec, Config>(workload.given().spec, args, not_a_number, parts);
+    ASSERT_TRUE(workload.fetch());
+    const verify::Report report =
+        verify::verify_outputs(without_lists(workload.given().spec), workload.host_args());
+    EXPECT_TRUE(report.ok()) << report.str();
+  }
+
+  // Numbers of query heads for each key/value head: one, powers
+  // of two, divisors of no tile, more than a tile has rows.
+  template <class Spec, class Config>
+  void expect_gqa(const std::vector<Mask>& masks, std::initializer_list<int> seqlens_q, int seqlen_k) {
+    std::uint64_t seed = 0;
+    for (const auto& [heads_per_kv_head, heads_kv] :
+         {std::pair{1, 3}, {2, 2}, {3, 2}, {4, 2}, {5, 1}, {6, 1}, {7, 2}, {8, 1}, {16, 1}, {71, 1}})
+      for (const int rows : seqlens_q) {
+        Case c{.batch = 2,
+               .heads_q = heads_per_kv_head * heads_kv,
+               .heads_kv = heads_kv,
+               .seqlen_q = rows,
+               .seqlen_k = seqlen_k,
+               .layout = static_cast<MemoryLayout>(seed % 5),
+               .layout_kv = static_cast<MemoryLayout>(seed / 2 % 5),
+               .seed = seed + 1};
+        if (Spec::varlen) c.lengths_q = {rows, 0, rows / 2 + 1}, c.lengths_k = {seqlen_k / 3, 5, seqlen_k};
+        // A random quarter of the cases: a host thread takes long for each GPU thread.
+        if (in_sample("packed heads, sm_90a", seed, 4)) expect<Spec, Config>(c, masks);
+        ++seed;
+      }
+  }
+};
+
+using Bf16 = device::bf16;
+using Fp16 = device::fp16;
+using enum CausalAlign;
+using device::TileOrder::sections;
+using device::TileOrder::waves;
+using BottomRight = device::Causal<Align::bottom_right>;
+using TopLeft = device::Causal<Align::top_left>;
+
+}  // namespace flashjit::testing_support

@@ -1,9 +1,9 @@
-// What a child made by fork() inherits, and what it leaves alone. The child has the thread that forked and no
+// Rules for state that a child made by fork() inherits. The child has the thread that forked and no
 // other: threads of a pool, compiles under way and holders of a mutex are gone, while their state is there.
 //
 // - State that is changed in microseconds is changed under process_mutex(). fork() waits for it, so a child
 //   never finds it half changed.
-// - What holds threads, or is locked for longer, is PerProcess: the child makes its own.
+// - State that holds threads, or is locked for longer, is PerProcess: the child makes its own.
 // - Files whose locks say that their process is at work are HeldFile: the child closes them.
 #pragma once
 
@@ -28,7 +28,7 @@ std::mutex& process_mutex() noexcept;
 // that is half initialised serves nobody. Taken before process_mutex().
 std::recursive_mutex& opening_mutex() noexcept;
 
-// What `make` returns, made at the first call in `place` and never destroyed: other threads may use it until
+// The first call makes it by `make`, in `place`. Nobody destroys it, since other threads may use it until
 // the process has ended. After an exception the next call tries again.
 template <class T, class Make>
 const T& opened_once(std::atomic<const T*>& place, Make&& make) {

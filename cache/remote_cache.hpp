@@ -92,7 +92,7 @@ class RemoteCache {
     RemoteCache* cache_ = nullptr;
     std::string name_, token_;
   };
-  // What came of asking the stores that compile.
+  // The outcome of asking the stores that compile.
   struct Made {
     bool asked = false;  // there is such a store
     Got got{};

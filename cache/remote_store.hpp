@@ -14,8 +14,8 @@ namespace flashjit {
 // A store's answer. `no`: there is no such object, or another has the lease.
 enum class Answer { yes, no, failed };
 
-// What a store that compiles says to a request for a kernel. `going_on`: ask again. `busy`: ask again after a
-// pause. `refused`: never ask that again.
+// The answer of a store that compiles to a request for a kernel. `going_on`: ask again. `busy`: ask again
+// after a pause. `refused`: never ask that again.
 enum class Making { made, going_on, busy, refused, failed };
 
 // One server. Names are paths in a cache folder, such as "v3/REQUEST-ENTRY.kernel". Every call ends within

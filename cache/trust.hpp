@@ -15,7 +15,7 @@ namespace flashjit {
 // empty if none could. Write permissions in `tolerated` do not count.
 std::string distrust(const struct stat& status, mode_t tolerated = 0);
 
-// What becomes of a folder that is missing: it is made (0700), refused, or left so.
+// A folder that is missing is made (0700), refused, or left so.
 enum class Missing { make, refuse, leave };
 
 // The folder's absolute path without symbolic links. Throws cache_failed in these cases: a folder is missing

@@ -1,4 +1,4 @@
-// What the functions of the C interface share: handles, errors, sizes and arguments.
+// The functions of the C interface share these: handles, errors, sizes and arguments.
 #pragma once
 
 #include <algorithm>

@@ -261,7 +261,7 @@ struct Engine::Impl {
     return *kernel;
   }
 
-  // What is unusual about a kernel.
+  // Says what is unusual about a kernel.
   static std::string reason_of(const KernelInfo& info) {
     std::string reason = info.cache_note;
     if (info.config_source == ConfigSource::first_guess)

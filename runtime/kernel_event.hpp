@@ -1,4 +1,4 @@
-// What an engine did for a kernel that it was asked for and did not have in memory.
+// An event says what an engine did for a kernel that it was asked for and did not have in memory.
 #pragma once
 
 #include <functional>

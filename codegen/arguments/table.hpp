@@ -137,7 +137,7 @@ struct Argument {
   unsigned written_by = 0;               // operations that write it, though `role` is input
   unsigned optional_in = 0;              // operations that do without it, though it is required
 
-  // What the argument is for a spec.
+  // The role that the argument has for a spec.
   constexpr Role role_in(const AttentionSpec& spec) const {
     const int bit = static_cast<int>(spec.op);
     if (read_by >> bit & 1) return Role::input;

@@ -62,8 +62,8 @@ constexpr auto masks_without = [] {
   return kinds;
 }();
 
-// What a family takes that does not decide it: no refusal; one value of each choice; the choices' values that
-// are on the axes; every config that can run; the first value of each axis.
+// A family that does not decide these things takes: no refusal; one value of each choice; the choices'
+// values that are on the axes; every config that can run; the first value of each axis.
 std::string nothing_refused(const AttentionSpec&);
 ConfigAxes one_config(const AttentionSpec&, const Target&);
 std::string not_on_axes(const AttentionSpec&, const Target&, const KernelConfig&);

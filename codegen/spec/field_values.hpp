@@ -46,7 +46,7 @@ void check_value(const std::string& field, Enum value, std::span<const Enum> val
     refuse_word(field, to_string(value), words_of(values));
 }
 
-// What visits the fields of a mask, or the like, to refuse values. A number without a range and an enumerator
+// Visits the fields of a mask, or the like, to refuse values. A number without a range and an enumerator
 // without a list do not compile.
 struct FieldCheck {
   std::string path;  // before a field's name in messages: "config."

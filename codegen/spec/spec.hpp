@@ -166,7 +166,7 @@ struct FLASHJIT_API AttentionSpec {
   // invalid_spec or unsupported.
   AttentionSpec validated() const;
 
-  // Of a validated spec: columns of a key and its value in the caches.
+  // The columns of a key and its value in the caches. The spec is validated.
   int cached_columns() const { return head_dim + (v_in_k ? 0 : head_dim_v); }
 
   std::size_t hash() const noexcept;

@@ -24,7 +24,7 @@ struct SpecField {
                    PinnedConfig AttentionSpec::*>;
   const char* name;
   Member member;
-  // What the field may be: an integer by its range, a word by its list.
+  // The values that the field may have: an integer by its range, a word by its list.
   Range range = {.first = 0};
   std::span<const DType> dtypes = {};
   std::span<const KvScale> scales = {};

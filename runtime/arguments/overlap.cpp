@@ -208,7 +208,7 @@ struct Used {
 class UsedTensors {
  public:
   UsedTensors(const AttentionSpec& spec, const AttentionArgs& args, const Tensor* workspace) {
-    // What a launch that makes lists reads of q and k.
+    // A launch that makes lists reads only the sizes of q and k.
     static constexpr ArgumentSet sizes_alone =
         bit_of(argument_of(&AttentionArgs::q)) | bit_of(argument_of(&AttentionArgs::k));
     if (workspace) add("workspace", *workspace, true);

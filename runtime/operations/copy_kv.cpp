@@ -15,7 +15,7 @@ bool moves_scales(const AttentionSpec& spec) {
   return spec.kv_scale == KvScale::token_head;
 }
 
-// What a workspace has of each kind, one after the other, from multiples of 256 bytes on.
+// The parts of a workspace follow one another, each from a multiple of 256 bytes on.
 struct WorkspaceLayout {
   std::size_t v, k_scale, v_scale, bytes;
 

@@ -76,7 +76,7 @@ class ByHeads : public RankAttention {
     }
     return args;
   }
-  // What comes from other ranks: inputs of this rank's heads, and results of its rows.
+  // The tensors that come from other ranks: inputs of this rank's heads, and results of its rows.
   struct Arrivals {
     AttentionArgs in, out;
   };

@@ -296,7 +296,7 @@ class BySequence : public RankAttention {
     shape.num_heads_q = heads.num_q, shape.num_heads_kv = heads.num_kv;
     return shape;
   }
-  // What a launch of so many groups needs.
+  // The workspace that a launch of so many groups needs.
   std::size_t launch_bytes(bool backward, int count) const {
     std::size_t bytes = 0;
     for (const AttentionSpec* of : {backward ? &part_gradients_ : &part_, backward ? nullptr : &whole_rows_})
@@ -315,7 +315,7 @@ class BySequence : public RankAttention {
     return task_.engine.get(spec, near_shape(1));
   }
 
-  // What masks, scores and dropout read, with Q, K and V, at the places of a launch.
+  // The arguments of a launch: Q, K and V, and what masks, scores and dropout read, at the launch's places.
   AttentionArgs args_of(const AttentionArgs& own_args, const Heads& heads, const SequenceChunk& rows,
                         const SequenceChunk& keys, bool own, int row_position, int key_position) const {
     AttentionArgs of_launch = own_args;
@@ -390,7 +390,7 @@ class BySequence : public RankAttention {
     for (Tensor& t : tensors) t = of_keys(t, heads);
     return tensors;
   }
-  // What other ranks have for the gradients of a rank's keys: dk and dv, of each other rank in turn.
+  // The parts of the gradients of a rank's keys that other ranks have: dk and dv, of each other rank in turn.
   struct Arrived {
     std::vector<std::array<Tensor, 2>> places;
     Arrived(const RankTask& task, Room& room) {

@@ -35,7 +35,7 @@ class GradientSums {
   int most(int first, int count) const { return any(first, count) ? std::min(count, later_units_) : count; }
   // Where a launch writes the gradients of units [first, first + count), by tensor.
   std::vector<Tensor> target(int first, int count, Stream stream);
-  // What there is of a unit's gradient of a tensor: at most two parts.
+  // The parts of a unit's gradient of a tensor that there are, at most two.
   std::vector<Tensor> parts(int unit, std::size_t tensor) const;
   // Makes it one part at most.
   void settle(int unit, Stream stream);

@@ -54,7 +54,7 @@ struct HostMeeting::Shared {
 
 namespace {
 
-// Of process numbers.
+// The namespace of process numbers that this process is in.
 std::int64_t own_namespace() {
   char text[64] = {};
   const ssize_t length = readlink("/proc/self/ns/pid", text, sizeof text - 1);
@@ -108,7 +108,7 @@ HostMeeting::~HostMeeting() {
 }
 
 std::vector<std::string> HostMeeting::gather(const std::string& own) {
-  // Of a longer text, which no usual work has, the end is told by its digest.
+  // No usual work has a longer text. The digest stands for the end of one.
   std::string told = own;
   if (told.size() > Shared::most_text) {
     const std::string rest = digest(own);

@@ -1,4 +1,4 @@
-// What ranks of one host, threads or processes, tell each other through shared memory.
+// A meeting of the ranks of one host, threads or processes, through shared memory.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ class HostMeeting {
   HostMeeting(const HostMeeting&) = delete;
   HostMeeting& operator=(const HostMeeting&) = delete;
 
-  // What every rank says, by rank. Throws device_failed if a rank has failed or its process has ended.
+  // The texts of all ranks, by rank. Throws device_failed if a rank has failed or its process has ended.
   std::vector<std::string> gather(const std::string& own);
   // Makes the others' waiting and later calls throw. The first failure is the one that is told.
   void fail(const std::string& why) noexcept;

@@ -19,7 +19,7 @@ class NcclCommunicator {
   int size() const { return size_; }
   int device() const { return device_; }  // of this rank, as CUDA counts them
 
-  // Of equally many bytes of device memory from every rank, by rank. Enqueued on the stream.
+  // Gathers equally many bytes of device memory from every rank, by rank. Enqueued on the stream.
   void all_gather(const void* from, void* to, std::size_t bytes, Stream stream) const;
 
  private:

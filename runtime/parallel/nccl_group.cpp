@@ -13,7 +13,7 @@
 namespace flashjit {
 namespace {
 
-// What ranks tell each other by NCCL.
+// A rank tells this of itself to the others, by NCCL.
 struct Hello {
   char host[64];  // the same for processes of one boot of a host
   char meeting[64];

@@ -1,4 +1,4 @@
-// What a rank computes of attention over several ranks, by one way of dividing it.
+// A rank's part of attention over several ranks, by one way of dividing it.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@ struct RankTask {
   Shape whole;
   AttentionSpec spec, gradients;  // a forward and its backward, as the caller has them
   SequenceLayout layout;
-  // What partial results and sums of rows may take, with what launches need, before heads are computed some
-  // at a time. So long sequences take less memory, and others as few launches as they can.
+  // The bytes that partial results and sums of rows may take, with what launches need, before heads are
+  // computed some at a time. So long sequences take less memory, and others as few launches as they can.
   std::size_t most_bytes = std::size_t{2400} << 20;
 
   int own() const { return transport->rank(); }
@@ -34,7 +34,7 @@ class RankAttention {
   virtual std::size_t workspace_bytes(bool backward) const = 0;
   // Loads the kernels of a launch, and makes the memory that others write into. All ranks call it.
   virtual void prepare(bool backward) = 0;
-  // Of checked arguments, after prepare().
+  // These take checked arguments, after prepare().
   virtual ParallelAttention::Steps forward(const AttentionArgs& args, Stream stream) = 0;
   virtual ParallelAttention::Steps backward(const AttentionArgs& args, Stream stream) = 0;
   // Waits until this rank's copies are done.
@@ -44,7 +44,7 @@ class RankAttention {
 std::unique_ptr<RankAttention> attention_by_sequence(const RankTask& task);
 std::unique_ptr<RankAttention> attention_by_heads(const RankTask& task);
 
-// What ranks tell each other: that what they sent is there, or sent back, and that its place is free again.
+// Ranks tell each other that what they sent is there, or sent back, and that its place is free again.
 enum Box { sent, returned, freed, num_boxes };
 // An exchange whose places are free.
 std::shared_ptr<Exchange> open_exchange(const RankTask& task, std::size_t bytes);

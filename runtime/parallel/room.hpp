@@ -18,7 +18,7 @@ class Room {
 
   explicit Room(Device device, void* memory = nullptr)
       : data_(static_cast<std::byte*>(memory)), device_(device) {}
-  // Of a caller's workspace, which has the needed bytes.
+  // Takes a caller's workspace, which has the needed bytes.
   Room(const std::optional<Tensor>& workspace, std::size_t needed, Device device) : device_(device) {
     if (needed == 0) return;
     const std::size_t given =

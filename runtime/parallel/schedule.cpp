@@ -106,7 +106,7 @@ KeyChunks key_chunks(SequenceLayout layout, int seqlen_k, int size) {
   for (int rank = 0; rank < size; ++rank) {
     const std::vector<SequenceChunk> own = sequence_chunks(layout, seqlen_k, rank, size);
     for (std::size_t i = 0; i < own.size(); ++i) {
-      // Of a whole without keys all chunks begin at 0, and any order is right.
+      // If the whole has no keys, all chunks begin at 0, and any order is right.
       const std::size_t c = layout == SequenceLayout::zigzag && i == 1
                                 ? count - 1 - static_cast<std::size_t>(rank)
                                 : static_cast<std::size_t>(rank);

@@ -35,7 +35,7 @@ struct SentKeys {
   bool operator==(const SentKeys&) const = default;
 };
 
-// What both passes have.
+// Both passes have these.
 struct Exchanged {
   std::vector<SentKeys> sent;  // of all chunks, in their order
   int unseen = 0;              // chunks of keys of other ranks that no row of this rank sees

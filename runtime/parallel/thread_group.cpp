@@ -28,7 +28,7 @@ struct Boxes {
   std::vector<char> posted;
 };
 
-// What the ranks share. A meeting ends when all have come.
+// The ranks share these. A meeting ends when all have come.
 struct Meetings {
   explicit Meetings(int ranks) : size(static_cast<std::size_t>(ranks)), texts(size), memories(size) {}
 

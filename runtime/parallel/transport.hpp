@@ -55,7 +55,7 @@ class Transport {
   // Throws unsupported if the transport does not reach the engine's memory.
   virtual void require_device(Device device) const = 0;
 
-  // What every rank says, by rank.
+  // The texts of all ranks, by rank.
   virtual std::vector<std::string> gather(const std::string& own) = 0;
   // In memory of the engine's device. Every rank calls it with the same numbers.
   virtual std::shared_ptr<Exchange> exchange(Device device, std::size_t bytes, int boxes) = 0;

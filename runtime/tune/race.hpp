@@ -39,8 +39,8 @@ double upper_bound_of_median(std::vector<double> samples);
 double median_ms(const TuneCandidate& candidate);
 double fastest_ms(const TuneCandidate& candidate);
 
-// What to tell of samples that differ so much that they decide little, with the range of the heuristic
-// config's; empty if they agree.
+// A warning that samples differ so much that they decide little, with the range of the heuristic config's;
+// empty if they agree.
 std::string noise_warning(const std::vector<TuneCandidate>& candidates);
 
 }  // namespace flashjit

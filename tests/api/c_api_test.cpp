@@ -311,7 +311,7 @@ TEST_F(CApi, BadShapes) {
   EXPECT_EQ(flashjit_engine_get(engine.get(), spec.get(), &older, &kernel), FLASHJIT_OK);
 }
 
-// What the C header says of an argument: its type, and which launches write it.
+// The C header's remark on an argument: its type, and which launches write it.
 std::string remark(const Argument& argument) {
   std::string text = std::visit(
       []<class T>(std::optional<T> AttentionArgs::*) {

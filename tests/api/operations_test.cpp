@@ -1,4 +1,4 @@
-// What the row of each operation says is true of its launches and of its oracle.
+// The row of each operation is true of its launches and of its oracle.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -69,7 +69,7 @@ TEST(Operations, RowsAgreeWithTheTableOfArguments) {
     EXPECT_EQ(row.makes_lists,
               has(&Args::block_offsets) && argument_of(&Args::block_offsets).role_in(spec) == Role::output);
     if (!row.after) continue;
-    // What the other operation writes is an input of this one.
+    // The other operation's outputs are inputs of this one.
     for (const TensorMember member : {&Args::o, &Args::lse}) {
       EXPECT_EQ(argument_of(member).role_in({.op = *row.after}), Role::output);
       EXPECT_EQ(argument_of(member).role_in(spec), Role::input);

@@ -38,7 +38,7 @@ TEST(Trust, ModeOfTheFolder) {
   EXPECT_EQ(refusal(make_folder(scratch / "private", 0700)), "");
 }
 
-// What is wrong with a folder of prebuilt kernels is not mended by another writable one.
+// Another writable folder does not mend what is wrong with one of prebuilt kernels.
 TEST(Trust, LayersHaveARemedyOfTheirOwn) {
   const Scratch scratch;
   for (const std::string& folder : {make_folder(scratch / "all", 0777), scratch / "missing"}) {

@@ -1,4 +1,4 @@
-// What `flashjit audit` takes from ncu, whose part a script plays.
+// `flashjit audit` takes its counters from ncu, whose part a script plays.
 #include "tools/command/device_counters.hpp"
 
 #include <gmock/gmock.h>

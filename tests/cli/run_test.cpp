@@ -64,7 +64,7 @@ TEST(Run, MeasuresColdWhereTheKernelIsOnDiskIfAsked) {
   EXPECT_TRUE(result["max_error"].is_null());
 }
 
-// What generate writes for any operation, run reads: by the folder, or by an option for each file.
+// `run` reads what `generate` writes for any operation, by the folder or by an option for each file.
 TEST(Run, ReadsWhatGenerateWrites) {
   const std::string forward = R"({"op": "forward", "dtype": "fp32", "head_dim": 16, "mask": ["causal"], )"
                               R"("score": ["score + slope[head]"], "lse": false, "tables": )"

@@ -1,4 +1,4 @@
-// What tests ask of a picture.
+// Tests ask these questions of a picture.
 #pragma once
 
 #include <cctype>
@@ -7,7 +7,7 @@
 
 namespace flashjit::cli_test {
 
-// What is wrong with an XML text as the command writes it (no comments, no CDATA); empty if nothing is.
+// Says what is wrong with an XML text as the command writes it (no comments, no CDATA); empty if nothing is.
 inline std::string xml_error(const std::string& text) {
   std::vector<std::string> open;
   for (std::size_t at = 0; at < text.size();) {

@@ -232,7 +232,7 @@ TEST_F(NvrtcEnds, AtExit) {
   EXPECT_EQ(status_of([] { return 0; }), 0);
 }
 
-// Of a child whose compile is under way when it ends.
+// The state of a child whose compile is under way when it ends.
 std::atomic<bool> begun = false, ending = false;
 std::atomic<int> outcome = 0;
 struct AfterNvrtc {

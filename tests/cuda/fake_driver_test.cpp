@@ -1,5 +1,5 @@
-// What flashjit asks of the CUDA driver, and what a launch on a GPU is checked for, with a driver that has
-// none (fake_driver.hpp).
+// The calls that flashjit makes of the CUDA driver, and the checks of a launch on a GPU, with a driver that
+// has none (fake_driver.hpp).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -246,7 +246,7 @@ void check_backward(Numbers& numbers) {
         }
       }
     });
-    // What serves a shape serves every smaller one.
+    // A workspace that serves a shape serves every smaller one.
     if (shape.batch < 1 || shape.seqlen_q < 1 || shape.seqlen_k < 1 || shape.num_heads_kv < 1 ||
         shape.num_heads_q % shape.num_heads_kv != 0 || shape.num_heads_q < 1)
       continue;

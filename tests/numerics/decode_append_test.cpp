@@ -125,7 +125,7 @@ class Tensors {
     }
   }
 
-  // Those that a launch of the spec takes.
+  // The arguments that a launch of the spec takes.
   AttentionArgs args(const AttentionSpec& spec, const Kernel& kernel, const Shape& shape) {
     AttentionArgs args = args_;
     if (kernel.workspace_bytes(shape) > 0 && !workspace_) {

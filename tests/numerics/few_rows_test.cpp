@@ -76,7 +76,7 @@ TEST_P(FewRows, ManyKeys) {
               .seed = ++seed});
 }
 
-// What no row sees holds NaN or infinity, and reaches no row.
+// Keys that no row sees hold NaN or infinity, which reach no row.
 TEST_P(FewRows, Masks) {
   const std::vector<std::vector<Mask>> masks = {
       {CausalMask{}},

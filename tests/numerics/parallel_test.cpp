@@ -275,7 +275,7 @@ TEST_P(Parallel, OneHeadAtATime) {
     }
 }
 
-// Of a long chunk only the keys that other ranks see are sent, and few rows wait for them.
+// A rank sends only those keys of a long chunk that other ranks see, and few rows wait for them.
 TEST_P(Parallel, WindowsOfLongChunks) {
   Case c{.batch = 1, .heads_q = 2, .heads_kv = 1, .seqlen_q = 1024, .seqlen_k = 1024, .seed = 70};
   c.masks = verify::MaskDataOptions{.window_left = 100};

@@ -1,5 +1,4 @@
-// What an engine tells of kernels that it did not have in memory: to the host's function, the log and the
-// record.
+// An engine tells the host's function, the log and the record of kernels that it did not have in memory.
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>

@@ -140,7 +140,7 @@ TEST(Schedule, WindowsSendAndLaunchWhatIsSeen) {
             "8-16 of 2 from 0 by 8");
 }
 
-// Of long chunks only what is seen: rows 4,096 to 4,695 see keys from 3,496 on.
+// A rank sends only the keys of long chunks that are seen: rows 4,096 to 4,695 see keys from 3,496 on.
 TEST(Schedule, WindowsCutChunks) {
   AttentionArgs args;
   args.window_left = 600, args.window_right = 0;

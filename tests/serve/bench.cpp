@@ -1,4 +1,4 @@
-// What the compile service costs. Run by hand; prints the rows of tests/bench/serve.md.
+// Measures what the compile service costs. Run by hand; prints the rows of tests/bench/serve.md.
 //
 //   serve_bench [hits] [gets] [cold] [COMPILES]
 //

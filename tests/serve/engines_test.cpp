@@ -12,7 +12,7 @@ using ::testing::HasSubstr;
 
 const Shape small_shape{1, 16, 16, 1, 1};
 
-// What became of a get, in memory that processes share.
+// The outcome of a get, in memory that processes share.
 struct Outcome {
   Origin origin = Origin::memory;
   bool failed = false, launched = false;

@@ -45,7 +45,7 @@ class Running {
     server.stop();
     thread_.join();
   }
-  // What `read` says on the server's thread.
+  // The answer of `read`, called on the server's thread.
   template <class Read>
   auto of(Read read) {
     std::promise<decltype(read())> promise;

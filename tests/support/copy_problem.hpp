@@ -186,7 +186,7 @@ class CopyProblem {
 
   DType cache_dtype() const { return case_.kv_dtype.value_or(case_.dtype); }
   bool moves_scales() const { return case_.kv_dtype && case_.kv_scale == KvScale::token_head; }
-  // Of caches().
+  // Whether a launch writes this one of caches().
   bool is_written(std::size_t cache) const {
     return cache < (moves_scales() ? 4u : 2u) && (cache % 2 == 0 || !case_.v_in_k);
   }

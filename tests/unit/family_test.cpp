@@ -131,7 +131,7 @@ TEST(Family, HeadsAreTheirOwn) {
                 HasSubstr("MLA's up-projected K and V (head_dim 192, head_dim_v "
                           "128), and head_dim 576 on sm_90a, x86-64-v3"));
   }
-  // What does not go with wide heads on sm_90a.
+  // These fields do not go with wide heads on sm_90a.
   const Target hopper = Target::parse("sm_90a");
   const auto refused = [&](const char* text) {
     return why_unsupported(AttentionSpec::from_json(text), hopper);

@@ -19,7 +19,7 @@
 namespace flashjit {
 namespace {
 
-// What these kernels need not read.
+// A field that kernels of an operation need not read, and which of them.
 enum class On { all, cpu, without_wgmma };
 struct Unread {
   std::string_view field;

@@ -94,7 +94,7 @@ void check_part(Make make) {
     ++fields;
     refuse(name, value, [&] { return make(part); }, values...);
   });
-  // What a formula allows as sizes is in no text: it changes no kernel.
+  // No text has the sizes that a formula allows, since they change no kernel.
   const int beside = std::is_same_v<Part, FormulaMask> ? 1 : 0;
   EXPECT_EQ(fields + beside, count_members<Part>()) << "for_each_field leaves a member out";
 }

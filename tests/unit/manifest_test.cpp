@@ -189,7 +189,7 @@ TEST(Manifest, LatentCachesOfAModel) {
                                                 {Operation::copy_kv, 4}}));
     EXPECT_EQ(eight_bits, 50);
   }
-  // Of what is named nothing is left out.
+  // Nothing that is named is left out.
   for (const ManifestItem& item :
        parse_manifest(R"({"kernels": [{"model": "deepseek-v3", "use": ["serve"], "kv_dtype": "fp8_e4m3"}]})"))
     EXPECT_FALSE(item.optional);

@@ -61,7 +61,7 @@ void check_walks(const Mask& mask, Span rows, Span keys, const Kept& kept) {
   }
 }
 
-// Of a mask of the whole. `params` has its data.
+// Compares a shard with a mask of the whole. `params` has its data.
 template <class Of>
 void check(const ProblemParams& params, const Shard& shard) {
   SCOPED_TRACE("rows " + std::to_string(shard.row) + " + " + std::to_string(shard.rows) + ", keys " +

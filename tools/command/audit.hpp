@@ -1,4 +1,4 @@
-// What the two halves of `flashjit audit` share: a model of a CPU's caches, and the counters of a GPU.
+// The two halves of `flashjit audit` share these: a model of a CPU's caches, and the counters of a GPU.
 #pragma once
 
 #include <cstddef>

@@ -84,7 +84,7 @@ struct Row : Measured {
   double plain_share() const { return gb_per_s / plain_gb_per_s; }
 };
 
-// What `bench` calls the rate of a launch and the same traffic without the operation.
+// The names that `bench` has for the rate of a launch and for the same traffic without the operation.
 struct TrafficNames {
   const char *rate, *plain;
 };

@@ -239,7 +239,7 @@ class GpusBench {
       row_.reason = attention.layout_reason();
     }
     const auto time = [&](const std::function<void()>& launch) {
-      // Of long launches one is enough.
+      // One long launch is enough.
       constexpr double long_pairs = 1e11;
       const bool brief = double(shape.seqlen_q) * shape.seqlen_k * shape.batch < long_pairs;
       const int launches = brief ? 3 : 1;

@@ -45,7 +45,7 @@ std::string for_shell(const std::string& word) {
   return text + "'";
 }
 
-// What a command of the shell prints, and how it ended.
+// The output of a command of the shell, and how it ended.
 std::pair<std::string, int> said_by(const std::string& command) {
   std::FILE* const pipe = ::popen(command.c_str(), "r");
   if (!pipe) throw Error(ErrorCode::device_failed, "no program can be started");

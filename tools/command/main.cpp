@@ -26,7 +26,7 @@ void add_option_names(const CLI::App& verb, std::vector<std::string>& names) {
     add_option_names(*group, names);
 }
 
-// What is wrong with words that no verb took, and what was probably meant; empty if all were taken.
+// Says what is wrong with words that no verb took, and what was probably meant; empty if all were taken.
 std::string unknown_words(const CLI::App& app) {
   const std::vector<std::string> words = app.remaining(true);
   if (words.empty()) return {};

@@ -16,7 +16,7 @@ class CacheModel {
  public:
   static constexpr std::int64_t line = 64;  // bytes
 
-  // Of `capacity` bytes, before a memory of `memory` bytes.
+  // A cache of `capacity` bytes, before a memory of `memory` bytes.
   CacheModel(std::int64_t capacity, std::int64_t memory);
   // All lines of the bytes, the lowest first.
   void read(std::int64_t address, std::int64_t bytes) { use(address, bytes, true, false); }

@@ -21,7 +21,7 @@ AttentionSpec read_spec(const std::string& argument, const std::string& op = "")
 
 // The positional MANIFEST: as SPEC, or a spec, or the name of a model.
 Argument add_manifest(const Arguments& app, std::string& argument);
-// What a model that MANIFEST names is for: the fields of its entry in a manifest.
+// The uses of a model that MANIFEST names: the fields of its entry in a manifest.
 struct ModelOptions {
   std::vector<std::string> use, ops;
   std::string kv_dtype, kv_scale;

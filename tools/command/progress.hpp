@@ -1,4 +1,5 @@
-// What the command tells on stderr while it works. With --json each line is a JSON object {"progress": TEXT}.
+// Tells on stderr what the command does while it works. With --json each line is a JSON object {"progress":
+// TEXT}.
 #pragma once
 
 #include <chrono>

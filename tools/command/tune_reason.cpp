@@ -85,7 +85,7 @@ std::string why_chosen(const TuneRecord& record, const Target& target) {
     const TuneCandidate* const closest = second ? second : dropped;
     if (!closest)
       return "The heuristic config " + chosen + " stays: no other config was measured" + early + "." + noise;
-    // What dropped out was slow by its fastest sample.
+    // A config that dropped out was slow by its fastest sample.
     const double ratio =
         second ? ratio_of(*second, *heuristic) : fastest_ms(*dropped) / fastest_ms(*heuristic);
     const double percent = 100 * (ratio - 1);

@@ -28,7 +28,7 @@ struct Model {
 
 std::span<const Model> models();
 
-// What kernels of a model are for: one operation.
+// A use of a model's kernels: one operation.
 struct ModelUse {
   Operation op = Operation::forward;
   // The dtype of caches, in op decode, append_kv, copy_kv and a forward with pages; absent: that of q.

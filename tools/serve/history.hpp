@@ -1,4 +1,4 @@
-// What the service has done: counts for machines, the last events for people, lines for a log.
+// The history of the service: counts for machines, the last events for people, lines for a log.
 #pragma once
 
 #include <chrono>
@@ -25,7 +25,7 @@ struct RefusedEvent {
   std::string why;
 };
 
-// Of the moment.
+// The state at the moment.
 struct Gauges {
   std::size_t queued = 0, running = 0, connections = 0, pending = 0, objects = 0, object_bytes = 0;
   std::uint64_t malformed = 0, memory = 0, nursery_memory = 0;

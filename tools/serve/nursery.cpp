@@ -45,7 +45,7 @@ constexpr int cancel_poll_ms = 20, fork_pause_ms = 100;
 // When a nursery is lost, the child that waits is lost with it, perhaps a moment later: the third may do.
 constexpr int attempts = 3;
 
-// What a child writes to its socket: one octet, the size of what follows, and that. The nursery adds the
+// A child writes one octet to its socket, the size of what follows, and that. The nursery adds the
 // child's status as waitpid() gives it, in four octets, when the child has ended. A whole result is taken
 // without it: the end of a child's memory takes some milliseconds.
 constexpr char entry_follows = 'e', error_follows = 'x';

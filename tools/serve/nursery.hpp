@@ -45,7 +45,7 @@ class Nursery {
   };
   Child take_child(const std::atomic<bool>& cancelled);
   void ask_for_child() const;
-  // What a child writes: its whole result, or all until it ends.
+  // Gives what a child writes: its whole result, or all until it ends.
   std::string run(const std::string& request, const std::atomic<bool>& cancelled);
 
   const ChildLimits limits_;

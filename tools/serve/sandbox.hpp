@@ -1,4 +1,4 @@
-// What a child that compiles a stranger's spec may do: compute, write to the socket it has, and end.
+// A child that compiles a stranger's spec may compute, write to the socket it has, and end.
 #pragma once
 
 #include "tools/serve/nursery.hpp"

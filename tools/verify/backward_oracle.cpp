@@ -71,7 +71,7 @@ struct Sum {
   }
 };
 
-// What one pair of a row and a key adds.
+// The contribution of one pair of a row and a key.
 struct Pair {
   bool kept = false, weightless = false;
   double w = 0, w_error = 0, w_rounding = 0;

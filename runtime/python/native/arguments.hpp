@@ -10,7 +10,7 @@ namespace flashjit::python {
 
 enum class Kind { tensor, integer, real };
 
-// What a launch of some spec knows of an argument.
+// A launch of some spec knows this of an argument.
 struct ArgumentInfo {
   std::int32_t id = 0;
   Kind kind = Kind::tensor;

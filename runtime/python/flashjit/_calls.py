@@ -28,7 +28,7 @@ def called(tells, renamed=(), finish=None):
     def function(*arguments, **keywords):
         torch = modules.get("torch")
         made = NotImplemented
-        if torch is None or not torch.compiler.is_compiling():
+        if torch is None or not torch.compiler.is_dynamo_compiling():
             try:
                 made = _attend(patterns, arguments, keywords)
             except Error:  # of tensors of other strides and ranks `tells` may make others, or says what is wrong
@@ -65,7 +65,8 @@ def _learn(patterns, given, positional, renamed, function, names, values):
         patterns.clear()
     lists_at = names.index("block_offsets") if "block_offsets" in names else 0
     keywords = tuple([intern(name) for name, _ in given[positional:]])
-    patterns.append((function, tuple(constants), lists_at, positional, keywords, tuple(places), tuple(kept)))
+    placed = tuple([x for place, one in enumerate(constants) if one is not None for x in (place, one)])
+    patterns.append((function, len(names), placed, lists_at, keywords, tuple(places), tuple(kept)))
 
 
 def _is_variable(value):

@@ -71,21 +71,23 @@ bool fill_lists(PyObject* lists, PyObject* sizes, PyObject** places) {
   return true;
 }
 
-// Earlier calls like which others are: what flashjit._calls makes.
+// An earlier call like which others are, as flashjit._calls makes it.
 class Pattern {
  public:
   explicit Pattern(PyObject* parts) : parts_(parts) {}
   PyObject* function() const { return part(0); }
-  std::size_t count() const { return static_cast<std::size_t>(PyTuple_Size(part(1))); }
+  std::size_t count() const { return PyLong_AsSize_t(part(1)); }
   // Makes the function's values of a call's, if they are like the earlier one's.
   bool fill(PyObject* arguments, PyObject* keywords, PyObject** values) const {
-    PyObject *const constants = part(1), *const names = part(4);
-    const Py_ssize_t positional = PyTuple_Size(arguments);
-    if (positional != PyLong_AsSsize_t(part(3)) || PyTuple_Size(names) != PyDict_Size(keywords)) return false;
+    PyObject *const constants = part(2), *const names = part(4);
+    const Py_ssize_t positional = PyTuple_Size(arguments), named = PyTuple_Size(names);
+    if (positional + named != PyTuple_Size(part(5)) || named != PyDict_Size(keywords)) return false;
     PyObject *name = nullptr, *value = nullptr;
     for (Py_ssize_t at = 0, i = 0; PyDict_Next(keywords, &at, &name, nullptr); ++i)
       if (name != PyTuple_GetItem(names, i)) return false;
-    for (Py_ssize_t i = 0; i < PyTuple_Size(constants); ++i) values[i] = PyTuple_GetItem(constants, i);
+    std::fill_n(values, count(), Py_None);
+    for (Py_ssize_t i = 0; i < PyTuple_Size(constants); i += 2)
+      values[PyLong_AsSize_t(PyTuple_GetItem(constants, i))] = PyTuple_GetItem(constants, i + 1);
     for (Py_ssize_t i = 0; i < positional; ++i)
       if (!put(i, PyTuple_GetItem(arguments, i), values)) return false;
     for (Py_ssize_t at = 0, i = positional; PyDict_Next(keywords, &at, nullptr, &value); ++i)
@@ -101,7 +103,7 @@ class Pattern {
     const long place = PyLong_AsLong(PyTuple_GetItem(part(5), i));
     if (place == fixed) return is_same(value, kept);
     if (place == block_lists) {
-      const bool filled = fill_lists(value, kept, values + PyLong_AsSize_t(part(2)));
+      const bool filled = fill_lists(value, kept, values + PyLong_AsSize_t(part(3)));
       if (!filled) PyErr_Clear();
       return filled;
     }

@@ -406,6 +406,8 @@ class Operators(unittest.TestCase):
             q, k, v = inputs()
             flashjit.attention(q, k, v, mask="causal").sum().backward()
         self.assertIsNotNone(q.grad)
+        with self.assertRaisesRegex(flashjit.InvalidArgumentError, "by flashjit.attention alone"):
+            flashjit.torch._Kind.apply(q, k, v)  # the call before has left nothing
 
     def test_compile_with_dropout_and_without_gradients(self):
         q, k, v = inputs()

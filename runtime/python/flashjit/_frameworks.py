@@ -21,7 +21,7 @@ def facts_of(kind):
     if "torch" in modules:
         torch = sys.modules["torch"]
         plain = kind in (torch.Tensor, torch.nn.Parameter)
-        deterministic = torch.are_deterministic_algorithms_enabled
+        deterministic = torch._C._get_deterministic_algorithms  # what PyTorch's function in Python calls
         watching = (
             torch._C._len_torch_dispatch_stack, torch._C._is_any_autocast_enabled,
             torch._C._are_functorch_transforms_active,

@@ -120,13 +120,13 @@ def _backward_of_graph(kind, numbers, do, dlse, o, lse, tensors):
     """A backward whose gradients have gradients, which are refused if they are asked for."""
     count = len(kind.fields["integers"])
     made = _TransformedBackward.apply(kind.text, numbers[:count], numbers[count:], do, dlse, o, lse, *tensors)
-    return (None, None, None, *_placed(kind, made))
+    return tuple(_placed(kind, made))
 
 
 class _Attention(torch.autograd.Function):
     """Both kernels without PyTorch's dispatcher, which would cost more time than they do."""
 
-    # forward(ctx, return_lse, kind, numbers, *tensors) and backward(ctx, do, dlse=None)
+    # forward(ctx, *tensors), of a call that native code knows, and backward(ctx, do, dlse=None)
     forward, backward = staticmethod(_native.forward), staticmethod(_native.backward)
 
 
@@ -330,7 +330,7 @@ def attention_of_torch(values, named, mask, score, tables, block_mask, return_ls
             kind = _kinds[frozen(key)] = _kind(_text_of(*key))
         numbers = (*integers, *reals)
         if with_gradient:
-            return kind.apply(return_lse, kind, numbers, *tensors)
+            return _native.attend_recorded((kind, numbers, bool(return_lse)), *tensors)
         made = _forward(kind, numbers, tensors)
     return made if return_lse else made[0]
 

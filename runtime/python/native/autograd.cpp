@@ -1,7 +1,9 @@
 #include "autograd.hpp"
 
 #include <algorithm>
+#include <utility>
 
+#include "errors.hpp"
 #include "function.hpp"
 
 namespace flashjit::python {
@@ -76,27 +78,61 @@ struct Values {
   }
 };
 
-// forward(ctx, return_lse, kind, numbers, *tensors) -> o, or with return_lse (o, lse)
+// What the function of autograd that runs now is about: PyTorch looks at each argument of it in turn, for
+// several times as long as this takes.
+struct Recording {
+  PyObject* made;  // (o, lse): what the kernel has written already
+  PyObject* call;  // (kind, numbers, returns_lse)
+};
+thread_local const Recording* recording;
+
+// forward(ctx, *tensors) -> o, or if the call says so (o, lse)
 PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  PyObject *const ctx = args[0], *const kind = args[2], *const numbers = args[3];
-  const Py_ssize_t tensors = count - 4;
-  const Ref function(PyObject_GetAttr(kind, names().forward));
-  if (!function) return nullptr;
-  Values values;
-  for (Py_ssize_t i = 0; i < tensors; ++i) values.add(args[4 + i]);
-  values.add_tuple(numbers);
-  Ref made(call_function(function.get(), values.all, values.count));
-  if (!made) return nullptr;
-  PyObject* const o = PyTuple_GetItem(made.get(), 0);
+  if (!recording) return refuse("flashjit's function of autograd is called by flashjit.attention alone");
+  PyObject *const ctx = args[0], *const made = recording->made, *const call = recording->call;
   Values kept;
-  kept.add_tuple(made.get());
-  for (Py_ssize_t i = 0; i < tensors; ++i) kept.add(args[4 + i]);
-  const Ref saved(kept.tuple()), call(PyTuple_Pack(2, kind, numbers));
-  if (!saved || !call || PyObject_SetAttr(ctx, names().call, call.get()) != 0 ||
+  kept.add_tuple(made);
+  for (Py_ssize_t i = 1; i < count; ++i) kept.add(args[i]);
+  const Ref saved(kept.tuple());
+  if (!saved || PyObject_SetAttr(ctx, names().call, call) != 0 ||
       PyObject_SetAttr(ctx, names().to_save, saved.get()) != 0 ||
       PyObject_SetAttr(ctx, names().materialize_grads, Py_False) != 0)
     return nullptr;
-  return args[1] == Py_True ? made.release() : Ref::borrowed(o).release();
+  const bool returns_lse = PyTuple_GetItem(call, 2) == Py_True;
+  return Ref::borrowed(returns_lse ? made : PyTuple_GetItem(made, 0)).release();
+}
+
+// Runs the forward of tensors that were read, and gives them and its outputs to PyTorch's autograd. The
+// kernel runs first: PyTorch's function would hide from it what was read.
+PyObject* recorded(PyObject* function, PyObject* apply, PyObject* call, const Values& tensors,
+                   const Tensor* const* read) {
+  Values values = tensors;
+  values.add_tuple(PyTuple_GetItem(call, 1));
+  const Tensor* all[most_arguments] = {};
+  std::copy_n(read, tensors.count, all);
+  const Ref made(call_function(function, values.all, values.count, all)), arguments(tensors.tuple());
+  if (!made || !arguments) return nullptr;
+  const Recording mine = {made.get(), call};
+  const Recording* const before = std::exchange(recording, &mine);
+  PyObject* const result = PyObject_Call(apply, arguments.get(), nullptr);
+  recording = before;
+  return result;
+}
+
+// attend_recorded((kind, numbers, returns_lse), *tensors) -> what the call returns, which autograd knows
+PyObject* attend_recorded(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  PyObject* const kind = PyTuple_GetItem(args[0], 0);
+  const Ref function(PyObject_GetAttr(kind, names().forward)), apply(PyObject_GetAttr(kind, names().apply));
+  if (!function || !apply) return nullptr;
+  Values tensors;
+  std::vector<Tensor> own(static_cast<std::size_t>(count - 1));
+  const Tensor* read[most_arguments];
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    tensors.add(args[i + 1]);
+    if (!own[i].read(args[i + 1], "of PyTorch")) return nullptr;
+    read[i] = &own[i];
+  }
+  return recorded(function.get(), apply.get(), args[0], tensors, read);
 }
 
 bool is_contiguous(const flashjit_tensor& t) {
@@ -116,10 +152,9 @@ bool is_readable(const flashjit_tensor& gradient, const flashjit_tensor& q) {
   return *outer == 1 && std::all_of(gradient.strides, outer, [](auto stride) { return stride % 8 == 0; });
 }
 
-// (None, None, None, *gradients): of what the kernel has written, those that each tensor wants by `placing`.
+// The gradients that each tensor wants, by `placing`, of those that the kernel has written.
 PyObject* placed(PyObject* written, PyObject* placing) {
   Values gradients;
-  for (int i = 0; i < 3; ++i) gradients.add(Py_None);
   for (Py_ssize_t i = 0; i < PyTuple_Size(placing); ++i) {
     PyObject* const from = PyTuple_GetItem(placing, i);
     gradients.add(from == Py_None ? Py_None : PyTuple_GetItem(written, PyLong_AsSsize_t(from)));
@@ -224,7 +259,7 @@ PyObject* backward_of_operator(PyObject*, PyObject* const* args, Py_ssize_t) {
   return Ref::borrowed(returned.get()).release();
 }
 
-// ctx.apply(do, dlse=None) -> (None, None, None, *gradients of the tensors)
+// ctx.apply(do, dlse=None) -> (*gradients of the tensors)
 PyObject* apply_backward(PyObject* ctx, PyObject* const* args, Py_ssize_t count) {
   PyObject *const of_o = args[0], *const of_lse = count > 1 ? args[1] : Py_None;
   const Ref call(PyObject_GetAttr(ctx, names().call)), saved(PyObject_GetAttr(ctx, names().saved_tensors));
@@ -233,7 +268,7 @@ PyObject* apply_backward(PyObject* ctx, PyObject* const* args, Py_ssize_t count)
   PyObject *const o = PyTuple_GetItem(saved.get(), 0), *const lse = PyTuple_GetItem(saved.get(), 1);
   const Ref tensors(PyTuple_GetSlice(saved.get(), 2, PyTuple_Size(saved.get())));
   const Framework* const framework = framework_of(o, "o");
-  const Ref records(framework ? PyObject_CallFunctionObjArgs(framework->is_grad_enabled, nullptr) : nullptr);
+  const Ref records(framework ? PyObject_CallNoArgs(framework->is_grad_enabled) : nullptr);
   if (!tensors || !records) return nullptr;
   if (records.get() == Py_True) {
     const Ref operators(function_of_torch("_backward_of_graph"));
@@ -262,6 +297,8 @@ PyObject* method_of(PyObject*, PyObject* type) {
 
 PyMethodDef methods[] = {
     {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(forward)), METH_FASTCALL, nullptr},
+    {"attend_recorded", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(attend_recorded)),
+     METH_FASTCALL, nullptr},
     {"backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(backward)), METH_FASTCALL,
      nullptr},
     {"gradients", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(gradients)), METH_FASTCALL,
@@ -276,17 +313,25 @@ PyMethodDef methods[] = {
 
 }  // namespace
 
-PyObject* Differentiable::kind_of(const Seen& seen, std::uint64_t integers) {
-  for (const Known& one : known_)
-    if (one.seen == seen) return Ref::borrowed(one.kind.get()).release();
+const Differentiable::Known* Differentiable::kind_of(const Seen& seen, std::uint64_t integers) {
+  for (const auto& one : known_)
+    if (one->seen == seen) return one.get();
   const Ref places[] = {Ref(places_of(seen.tensors)), Ref(places_of(integers)), Ref(places_of(seen.reals)),
                         Ref(places_of(seen.wants))};
   if (!places[0] || !places[1] || !places[2] || !places[3]) return nullptr;
-  Ref kind(PyObject_CallFunctionObjArgs(make_.get(), places[0].get(), places[1].get(), places[2].get(),
-                                        places[3].get(), seen.deterministic ? Py_True : Py_False, nullptr));
-  if (!kind) return nullptr;
-  known_.push_back({seen, Ref::borrowed(kind.get())});
-  return kind.release();
+  auto made = std::make_unique<Known>();
+  made->seen = seen;
+  made->kind =
+      Ref(PyObject_CallFunctionObjArgs(make_.get(), places[0].get(), places[1].get(), places[2].get(),
+                                       places[3].get(), seen.deterministic ? Py_True : Py_False, nullptr));
+  if (!made->kind) return nullptr;
+  if (made->kind.get() != Py_NotImplemented) {
+    made->forward = Ref(PyObject_GetAttr(made->kind.get(), names().forward));
+    made->apply = Ref(PyObject_GetAttr(made->kind.get(), names().apply));
+    if (!made->forward || !made->apply) return nullptr;
+  }
+  known_.push_back(std::move(made));
+  return known_.back().get();
 }
 
 PyObject* Differentiable::call(const GivenArguments& arguments, bool returns_lse,
@@ -295,12 +340,14 @@ PyObject* Differentiable::call(const GivenArguments& arguments, bool returns_lse
   Seen seen{.given = arguments.given, .tensors = arguments.tensors, .wants = arguments.wants};
   std::uint64_t integers = 0;
   Values of_kind[3];  // tensors, integers, reals
-  for (std::size_t i = 0; i < arguments.count; ++i) {
+  const Tensor* read[most_arguments];
+  for (std::size_t i = 0; seen.given >> i != 0; ++i) {
     const std::uint64_t bit = std::uint64_t{1} << i;
     if (!(seen.given & bit)) continue;
     if (seen.tensors & bit) {
-      const Framework* const other = framework_of(values[i], "");
-      if (!other || other->is_grad_enabled != framework.is_grad_enabled) return not_implemented();
+      if (arguments.read[i]->framework().is_grad_enabled != framework.is_grad_enabled)
+        return not_implemented();
+      read[of_kind[0].count] = arguments.read[i];
       of_kind[0].add(values[i]);
     } else if (PyLong_Check(values[i])) {
       integers |= bit;
@@ -312,25 +359,26 @@ PyObject* Differentiable::call(const GivenArguments& arguments, bool returns_lse
       return not_implemented();
     }
   }
-  const Ref deterministic(PyObject_CallFunctionObjArgs(framework.is_deterministic, nullptr));
+  const Ref deterministic(PyObject_CallNoArgs(framework.is_deterministic));
   if (!deterministic) return nullptr;
   seen.deterministic = deterministic.get() == Py_True;
-  const Ref kind(kind_of(seen, integers));
-  if (!kind || kind.get() == Py_NotImplemented) return Ref::borrowed(kind.get()).release();
-  Values of_numbers, of_apply;
-  for (const Values* const some : {&of_kind[1], &of_kind[2]})
-    for (std::size_t i = 0; i < some->count; ++i) of_numbers.add(some->all[i]);
-  const Ref numbers(of_numbers.tuple()), apply(PyObject_GetAttr(kind.get(), names().apply));
-  if (!numbers || !apply) return nullptr;
-  for (PyObject* const one : {returns_lse ? Py_True : Py_False, kind.get(), numbers.get()}) of_apply.add(one);
-  for (std::size_t i = 0; i < of_kind[0].count; ++i) of_apply.add(of_kind[0].all[i]);
-  const Ref all(of_apply.tuple());
-  return !all ? nullptr : PyObject_Call(apply.get(), all.get(), nullptr);
+  const Known* const known = kind_of(seen, integers);
+  if (!known) return nullptr;
+  if (!known->forward) return not_implemented();
+  for (std::size_t i = 0; i < of_kind[2].count; ++i) of_kind[1].add(of_kind[2].all[i]);
+  const Ref numbers(of_kind[1].tuple());
+  const Ref call(numbers ? PyTuple_Pack(3, known->kind.get(), numbers.get(), returns_lse ? Py_True : Py_False)
+                         : nullptr);
+  return call ? recorded(known->forward.get(), known->apply.get(), call.get(), of_kind[0], read) : nullptr;
 }
 
 int Differentiable::traverse(visitproc visit, void* arg) const {
   Py_VISIT(make_.get());
-  for (const Known& one : known_) Py_VISIT(one.kind.get());
+  for (const auto& one : known_) {
+    Py_VISIT(one->kind.get());
+    Py_VISIT(one->forward.get());
+    Py_VISIT(one->apply.get());
+  }
   return 0;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "tensor.hpp"
@@ -11,6 +12,7 @@ namespace flashjit::python {
 // The arguments of a call. Bit i is of argument i.
 struct GivenArguments {
   PyObject* const* values;
+  const Tensor* const* read;  // those that are tensors
   std::size_t count;
   std::uint64_t given, tensors, wants;  // wants: tensors by which PyTorch wants a gradient
 };
@@ -36,12 +38,13 @@ class Differentiable {
   };
   struct Known {
     Seen seen;
-    Ref kind;
+    Ref kind, forward, apply;
   };
-  PyObject* kind_of(const Seen& seen, std::uint64_t integers);
+  // Null with an exception; without a forward if there are no gradients.
+  const Known* kind_of(const Seen& seen, std::uint64_t integers);
 
   Ref make_;
-  std::vector<Known> known_;
+  std::vector<std::unique_ptr<Known>> known_;  // never removed: a call uses them without the GIL
 };
 
 // Adds forward(), backward() and method_of() of autograd's function and those of operators to the module; -1

@@ -21,7 +21,7 @@ int is_watched(PyObject* q) {
   const Framework* const framework = framework_of(q, "q");
   if (!framework) return -1;
   for (Py_ssize_t i = 0; i < PyTuple_Size(framework->watching); ++i) {
-    const Ref said(PyObject_CallFunctionObjArgs(PyTuple_GetItem(framework->watching, i), nullptr));
+    const Ref said(PyObject_CallNoArgs(PyTuple_GetItem(framework->watching, i)));
     const int is_true = said ? PyObject_IsTrue(said.get()) : -1;
     if (is_true != 0) return is_true;
   }

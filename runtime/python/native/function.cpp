@@ -66,22 +66,24 @@ PyTypeObject* function_type;
 struct Call {
   const FunctionState& f;
   PyObject* const* values;
-  union Tensors {
-    Tensors() {}
-    ~Tensors() {}
+  const Tensor* tensors[most_names];  // where the bit is set
+  union Own {
+    Own() {}
+    ~Own() {}
     Tensor all[most_names];
-  } tensors;
-  std::uint64_t read = 0, wants = 0;  // bit i: argument i is a tensor; PyTorch wants a gradient by it
+  } own;
+  std::uint64_t read = 0, owned = 0;  // bit i: argument i is a tensor; it was read here
+  std::uint64_t wants = 0;            // PyTorch wants a gradient by it
   int grad_enabled = -1;              // unknown
 
   Call(const FunctionState& function, PyObject* const* given) : f(function), values(given) {}
   Call(const Call&) = delete;
   ~Call() {
-    for (std::size_t i = 0; i < f.names.size(); ++i)
-      if (read >> i & 1) std::destroy_at(&tensors.all[i]);
+    for (std::size_t i = 0; owned >> i != 0; ++i)
+      if (owned >> i & 1) std::destroy_at(&own.all[i]);
   }
   const flashjit_tensor* tensor(int i) const {
-    return i >= 0 && read >> i & 1 ? &tensors.all[i].get() : nullptr;
+    return i >= 0 && read >> i & 1 ? &tensors[i]->get() : nullptr;
   }
 };
 
@@ -92,19 +94,28 @@ bool is_number(PyObject* value) {
 
 enum class Read { done, failed, left_to_framework };
 
-// Reads the tensors, and what decides the spec.
-Read read(Call& call, PyObject* out, const Tensor* out_tensor, Key& key) {
+// Reads the tensors but for those that were read already, and what decides the spec.
+Read read(Call& call, const Tensor* const* given, PyObject* out, const Tensor* out_tensor, Key& key) {
   const FunctionState& f = call.f;
   for (std::size_t i = 0; i < f.names.size(); ++i) {
     PyObject* const value = call.values[i];
     if (value == Py_None) continue;
-    key.given |= std::uint64_t{1} << i;
+    const std::uint64_t bit = std::uint64_t{1} << i;
+    key.given |= bit;
+    if (given && given[i]) {
+      call.tensors[i] = given[i];
+      call.read |= bit;
+      key.dtypes[i] = static_cast<std::int8_t>(given[i]->get().dtype);
+      continue;
+    }
     if (f.kinds[i] != Kind::tensor || is_number(value)) {
       key.dtypes[i] = PyIndex_Check(value) ? of_integer : of_real;
       continue;
     }
-    Tensor& tensor = *std::construct_at(&call.tensors.all[i]);
-    call.read |= std::uint64_t{1} << i;
+    Tensor& tensor = *std::construct_at(&call.own.all[i]);
+    call.tensors[i] = &tensor;
+    call.read |= bit;
+    call.owned |= bit;
     const char* const shown = f.shown[i].c_str();
     const Framework* const framework = framework_of(value, shown);
     if (!framework) return Read::failed;
@@ -115,7 +126,7 @@ Read read(Call& call, PyObject* out, const Tensor* out_tensor, Key& key) {
       PyErr_Clear();
       return Read::left_to_framework;
     }
-    if (wanted > 0) call.wants |= std::uint64_t{1} << i;
+    if (wanted > 0) call.wants |= bit;
     if (wanted > 0 && !may_leave) refuse_gradient(shown);
     if (wanted != 0 && !may_leave) return Read::failed;
     if (f.swapped >> i & 1) tensor.put_rows_first();
@@ -317,7 +328,7 @@ struct Output {
   bool allocate_like(const Call& call, const std::int64_t* shape, int rank, flashjit_dtype dtype,
                      const char* name) {
     const auto q = static_cast<std::size_t>(call.f.q >= 0 ? call.f.q : call.f.k);
-    object = Ref(allocate(call.tensors.all[q], call.values[q], shape, rank, dtype));
+    object = Ref(allocate(*call.tensors[q], call.values[q], shape, rank, dtype));
     return object && tensor.read(object.get(), name);
   }
   // The caller's object: in its framework's form.
@@ -327,7 +338,8 @@ struct Output {
   }
 };
 
-PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject* const* values) {
+PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject* const* values,
+              const Tensor* const* given) {
   Call call(f, values);
   Key key;
   Output o, lse, workspace;
@@ -337,7 +349,7 @@ PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject
     if (f.heads_first) o.tensor.put_rows_first();
   }
   flashjit_shape shape;
-  const Read done = read(call, out, &o.tensor, key);
+  const Read done = read(call, given, out, &o.tensor, key);
   if (done == Read::left_to_framework) return Ref::borrowed(Py_NotImplemented).release();
   if (done == Read::failed) return nullptr;
   if (call.wants != 0 && f.head_dim_v)
@@ -346,9 +358,9 @@ PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject
         "v=k[..., :head_dim_v] instead, or a call under torch.no_grad(), would work");
   if (call.wants != 0 && call.tensor(f.q) && call.tensor(f.k) && call.tensor(f.v)) {
     if (out != Py_None || stream_object != Py_None) return Ref::borrowed(Py_NotImplemented).release();
-    const Framework& framework = call.tensors.all[std::countr_zero(call.wants)].framework();
-    return f.differentiable.call({values, f.names.size(), key.given, call.read, call.wants}, f.writes_lse,
-                                 framework);
+    const Framework& framework = call.tensors[std::countr_zero(call.wants)]->framework();
+    return f.differentiable.call({values, call.tensors, f.names.size(), key.given, call.read, call.wants},
+                                 f.writes_lse, framework);
   }
   if (!shape_of(call, shape)) return nullptr;
   const flashjit_tensor& k = *call.tensor(f.k);
@@ -384,7 +396,7 @@ PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject
     const bool is_read = call.read >> i & 1;
     if (!is_read && info.kind == Kind::tensor)
       return refuse("argument " + f.shown[i] + " is a number: a tensor would work");
-    if (!(is_read && info.kind == Kind::tensor ? arguments.add(info, shown, call.tensors.all[i])
+    if (!(is_read && info.kind == Kind::tensor ? arguments.add(info, shown, *call.tensors[i])
                                                : arguments.add(info, shown, values[i])))
       return nullptr;
   }
@@ -421,7 +433,7 @@ PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject
   }
   if (status != FLASHJIT_OK) return raise_last(status);
   if (!f.writes_o) Py_RETURN_NONE;
-  const Framework& framework = call.tensors.all[static_cast<std::size_t>(f.q)].framework();
+  const Framework& framework = call.tensors[static_cast<std::size_t>(f.q)]->framework();
   Ref result(out == Py_None ? o.finished(framework) : o.object.release());
   if (!result || !f.writes_lse) return result.release();
   const Ref rows(lse.finished(framework));
@@ -430,11 +442,12 @@ PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject
 
 }  // namespace
 
-PyObject* call_function(PyObject* function, PyObject* const* values, std::size_t count) {
+PyObject* call_function(PyObject* function, PyObject* const* values, std::size_t count,
+                        const Tensor* const* read) {
   FunctionState& f = *reinterpret_cast<FunctionObject*>(function)->state;
   if (count != f.names.size())
     return raise(FLASHJIT_INTERNAL, "a call has " + std::to_string(count) + " arguments");
-  return run(f, Py_None, Py_None, values);
+  return run(f, Py_None, Py_None, values, read);
 }
 
 namespace {
@@ -444,7 +457,7 @@ PyObject* call(PyObject*, PyObject* const* args, Py_ssize_t count) {
   FunctionState& f = *reinterpret_cast<FunctionObject*>(args[0])->state;
   if (count != static_cast<Py_ssize_t>(f.names.size()) + 3)
     return raise(FLASHJIT_INTERNAL, "a call has " + std::to_string(count) + " arguments");
-  return run(f, args[1], args[2], args + 3);
+  return run(f, args[1], args[2], args + 3, nullptr);
 }
 
 PyObject* function_new(PyTypeObject* type, PyObject* args, PyObject*) {

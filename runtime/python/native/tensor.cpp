@@ -281,7 +281,7 @@ bool Tensor::take(const dlpack::Tensor& tensor, const char* name) {
 int Tensor::wants_gradient(PyObject* object, int* enabled) const {
   if (framework_->is_grad_enabled == Py_None) return 0;
   if (*enabled < 0) {
-    const Ref said(PyObject_CallFunctionObjArgs(framework_->is_grad_enabled, nullptr));
+    const Ref said(PyObject_CallNoArgs(framework_->is_grad_enabled));
     if (!said) return -1;
     *enabled = said.get() == Py_True;
   }

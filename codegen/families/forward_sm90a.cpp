@@ -117,14 +117,6 @@ int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
          conversion_registers(spec, config);
 }
 
-// Whether several warps copy pages, and what they walk takes more registers.
-bool walks_more_pages(const AttentionSpec& spec, const KernelConfig& config) {
-  if (spec.dropout || config.ping_pong || looks_up(spec)) return false;
-  return find_mask<SlidingWindowMask>(spec.mask) || find_mask<FormulaMask>(spec.mask) ||
-         (config.tile_order == TileOrder::waves &&
-          std::max(spec.head_dim, spec.head_dim_v) <= device::Sm90aLayout::panel);
-}
-
 // The most such registers that leave enough for the rest. A thread has 255,
 // 240 or 160 registers with 1, 2 or 3 consumers, less those that dropout
 // and pages take. Found by compiling; tests/compile holds every config to no spills.
@@ -137,8 +129,8 @@ int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
                        : 0) -
          (spec.kv_dtype
               ? device::Sm90aLayout::registers_for_conversion(consumers(spec, config), converts(spec))
-          : spec.paged ? device::Sm90aLayout::registers_for_pages(consumers(spec, config),
-                                                                  walks_more_pages(spec, config))
+          : spec.paged ? device::Sm90aLayout::registers_for_pages(consumers(spec, config), spec.dropout,
+                                                                  looks_up(spec))
                        : 0);
 }
 

@@ -84,15 +84,10 @@ struct ForwardSm90a {
       Spec::paged && !converts && !Spec::dropout && !passes_blocks && !ping_pong;
   using Converter = Sm90aConverter<ForwardSm90a>;
   static constexpr int converters = 3;  // warps
-  // Whether what those walk takes them more registers. Found by compiling.
-  static constexpr bool walks_more =
-      several_warps &&
-      (begins_late<Mask> || ((waves || (Config::tile_order == TileOrder::heads && makes_work_differ<Mask>)) &&
-                             max(Spec::head_dim, Spec::head_dim_v) <= Sm90aLayout::panel));
-  static constexpr int for_pages = converts
-                                       ? Sm90aLayout::registers_for_conversion(consumers, Shared::converts)
-                                   : Spec::paged ? Sm90aLayout::registers_for_pages(consumers, walks_more)
-                                                 : 0;
+  static constexpr int for_pages =
+      converts      ? Sm90aLayout::registers_for_conversion(consumers, Shared::converts)
+      : Spec::paged ? Sm90aLayout::registers_for_pages(consumers, Spec::dropout, passes_blocks)
+                    : 0;
   static constexpr int given = for_words + for_pages;  // by each consumer
   static constexpr int producer_registers = (consumers == 3   ? 32
                                              : consumers == 2 ? 24

@@ -8,6 +8,7 @@
 #include "cuda/tile_index.cuh"
 #include "shared/forward_sm90a_params.h"
 #include "shared/params.h"
+#include "shared/problem.h"
 
 namespace flashjit::device {
 

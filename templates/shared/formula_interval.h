@@ -59,8 +59,6 @@ FLASHJIT_FN int last_that_may_hold(int bound, const MayHold& may_hold) {
 
 template <class Formula, class Params>
 struct FormulaMask;  // shared/formula_mask.h
-template <class Formula, class Params>
-inline constexpr bool begins_late<FormulaMask<Formula, Params>> = true;
 
 // Params: the kernel's, WithFormulas.
 template <class Formula, class Params>

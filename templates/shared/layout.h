@@ -60,10 +60,10 @@ struct Sm90aLayout {
     return consumers == 1 ? 0 : consumers == 2 && (looks_up || widest_head <= panel) ? 16 : 8;
   }
 
-  // The same for looking up and copying pages. Two consumers leave more to several warps that copy
-  // intervals of keys that begin late, or narrow heads of tiles in waves.
-  FLASHJIT_FN static constexpr int registers_for_pages(int consumers, bool walks_more) {
-    return consumers == 1 ? 0 : consumers == 2 && walks_more ? 16 : 8;
+  // The same for looking up and copying pages. Two consumers leave more if the group looks up masks, too, and
+  // less beside what they leave for dropout's words.
+  FLASHJIT_FN static constexpr int registers_for_pages(int consumers, bool dropout, bool looks_up) {
+    return consumers == 1 ? 0 : consumers == 3 || dropout ? 8 : looks_up ? 24 : 16;
   }
   // And for converting K and V, too. Scales of rows take more, for which three consumers have none.
   FLASHJIT_FN static constexpr int registers_for_conversion(int consumers, Converts converts) {

@@ -234,12 +234,6 @@ struct IntersectOf<Only> {
 template <class... Masks>
 using Intersect = typename IntersectOf<Masks...>::type;
 
-// Whether a row's interval of keys may begin after the first key (sliding_window.h, formula_interval.h).
-template <class Mask>
-inline constexpr bool begins_late = false;
-template <class A, class B>
-inline constexpr bool begins_late<Both<A, B>> = begins_late<A> || begins_late<B>;
-
 // Whether rows of one head may see more keys than others, and keys be seen by more rows.
 template <class Mask>
 inline constexpr bool makes_work_differ = true;

@@ -168,8 +168,6 @@ struct OffsetMask<Mask, Params, false> : OffsetMaskBase<Mask, Params> {
 };
 
 template <class Mask, class Params>
-inline constexpr bool begins_late<OffsetMask<Mask, Params>> = begins_late<Mask>;
-template <class Mask, class Params>
 FLASHJIT_FN Span key_gap(const OffsetMask<Mask, Params>& mask, Span rows) {
   return mask.own_keys(key_gap(mask.mask, mask.rows_of_whole(rows)));
 }

@@ -35,9 +35,6 @@ struct SlidingWindow : Interval<SlidingWindow<align>> {
   FLASHJIT_FN int end_of(int row) const { return min(row + shift, seqlen_k - 1 - right) + right + 1; }
 };
 
-template <Align align>
-inline constexpr bool begins_late<SlidingWindow<align>> = true;
-
 // A sliding window and the first num_sinks keys ("attention sinks", Xiao et al. 2023).
 template <Align align>
 struct SlidingWindowWithSinks {

@@ -106,5 +106,39 @@ INSTANTIATE_TEST_SUITE_P(Of, NvrtcSearchSpaceOfSm90a,
                                           testing::Values(DType::bf16, DType::fp16)),
                          search_space_name);
 
+// Pages take registers of sm_90a's producer. Specs and configs are drawn together: the defaults alone leave
+// most configs of two and three consumers out.
+TEST_F(NvrtcTest, SearchSpaceWithPages) {
+  std::mt19937 random(seed());
+  const Target target = Target::parse("sm_90a");
+  const std::vector<std::vector<Mask>> masks = {
+      {},
+      {CausalMask{}},
+      {CausalMask{}, PaddingMask{}},
+      {SlidingWindowMask{}},
+      {SlidingWindowMask{.sinks = true}, PaddingMask{}},
+      {TreeMask{}},
+      {CausalMask{}, BlockSparseMask{}},
+      {SlidingWindowMask{.sinks = true}, BlockSparseMask{.block_m = 64, .block_n = 64}},
+      {FormulaMask{"key % 3 != 1"}}};
+  std::vector<Case> cases;
+  for (int i = test_all() ? 200 : 8; i > 0; --i) {
+    constexpr int head_dims[] = {64, 128, 192, 256};
+    AttentionSpec spec =
+        make_spec(random() % 2 ? DType::bf16 : DType::fp16, head_dims[random() % 4], head_dims[random() % 4]);
+    spec.mask = masks[random() % masks.size()];
+    spec.paged = true;
+    spec.varlen = random() % 4 == 0;
+    spec.dropout = random() % 4 == 0;
+    spec = spec.validated();
+    const std::vector<KernelConfig> space = search_space(spec, target);
+    cases.push_back({spec, target, space[random() % space.size()]});
+  }
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    expect_sound(c, kernel);
+    expect_no_spill(c, kernel);
+  });
+}
+
 }  // namespace
 }  // namespace flashjit::nvrtc_testing

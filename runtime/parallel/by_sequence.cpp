@@ -129,11 +129,13 @@ class BySequence : public RankAttention {
         of_launch.lse = whole ? part_of(*own.lse, lse_dim, launch.rows.begin, launch.rows.length)
                               : part_of(partials.lse, lse_dim, launch.place, launch.rows.length);
         kernel_of(whole ? whole_rows_ : part_, launch.own, count).launch(of_launch, stream);
+        // Others send the next call's keys while this rank merges.
+        if (group + 1 == count && i + 1 == schedule.launches.size()) free_keys(schedule, stream);
         for (; merge != schedule.merges.end() && merge->after == i + 1; ++merge)
           merge_parts(own, partials, *merge, stream);
       }
     }
-    free_keys(schedule, stream);
+    arrivals_->end(stream);
     return {static_cast<int>(schedule.launches.size()) * count, schedule.unseen};
   }
 
@@ -197,6 +199,7 @@ class BySequence : public RankAttention {
     if (of_others && !sent_back) send_gradients(schedule, key_sums, arrived, stream);
     take_gradients(args, schedule, key_sums, arrived, stream);
     free_keys(schedule, stream);
+    arrivals_->end(stream);
     return {launched, schedule.unseen};
   }
 
@@ -464,9 +467,7 @@ class BySequence : public RankAttention {
     std::vector<char> waited_;  // by rank
   };
   void free_keys(const Exchanged& schedule, Stream stream) const {
-    arrivals_->begin(stream);
-    for (const int from : senders(schedule)) arrivals_->post(from, freed);
-    arrivals_->end(stream);
+    for (const int from : senders(schedule)) arrivals_->post(from, freed, stream);
   }
 
   // Sends what this rank has for the keys of others.
@@ -521,8 +522,7 @@ class BySequence : public RankAttention {
           sums_->add(of_keys(in_own(i == 0 ? *args.dk : *args.dv, run), heads), parts, stream);
         }
     }
-    gradient_arrivals_->begin(stream);
-    for (const int from : writers) gradient_arrivals_->post(from, freed);
+    for (const int from : writers) gradient_arrivals_->post(from, freed, stream);
     gradient_arrivals_->end(stream);
   }
 

@@ -142,9 +142,10 @@ class CudaExchange : public Exchange {
   void finish() override { copies_.synchronize(); }
   void await(int rank, int box) override { take(rank, box, copies_.get()); }
   void wait(int rank, int box, Stream stream) override { take(rank, box, stream); }
-  void post(int rank, int box) override {
+  void post(int rank, int box) override { post(rank, box, copies_.get()); }
+  void post(int rank, int box, Stream stream) override {
     const cuda::ContextScope scope(context_);
-    check(driver().StreamWriteValue32(copies(), box_of(rank, rank_, box), 1,
+    check(driver().StreamWriteValue32(static_cast<cuda::CUstream>(stream), box_of(rank, rank_, box), 1,
                                       cuda::CU_STREAM_WRITE_VALUE_DEFAULT),
           "cuStreamWriteValue32");
   }

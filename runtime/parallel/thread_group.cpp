@@ -90,6 +90,7 @@ class ThreadExchange : public Exchange {
     }
     meetings_->changed.notify_all();
   }
+  void post(int rank, int box, Stream) override { post(rank, box); }
 
  private:
   void take(int rank, int box) {

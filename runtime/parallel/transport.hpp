@@ -34,8 +34,9 @@ class Exchange {
   // Copies to the same place of a rank's memory as `to` has in this rank's. Strides may be any, but for those
   // of the last dimension, which is contiguous.
   virtual void put(int rank, const Tensor& to, const Tensor& from) = 0;
-  // Tells a rank that the copies so far are done.
+  // Tells a rank that the copies so far are done, or the stream's work so far.
   virtual void post(int rank, int box) = 0;
+  virtual void post(int rank, int box, Stream stream) = 0;
   // The stream's work from here on begins after the rank's post.
   virtual void wait(int rank, int box, Stream stream) = 0;
   // The stream's work from here on begins when the copies so far are done.

@@ -180,7 +180,8 @@ class Parallel : public ComputesOnEveryDevice {
             if (args.*member) args.*member = gpu->upload(*(args.*member));
         }
         ParallelAttention::Steps frugal_steps;
-        for (int turn = 0; turn < (gpu ? 3 : 1); ++turn) {  // a GPU's ranks may be a call ahead of each other
+        // Ranks may be a call ahead of each other.
+        for (int turn = 0; turn < (gpu ? 3 : short_of_memory ? 2 : 1); ++turn) {
           if (frugal)
             frugal_steps = backward ? frugal->backward(args, nullptr) : frugal->forward(args, nullptr);
           else if (backward)

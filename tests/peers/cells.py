@@ -82,11 +82,14 @@ GPU_CELLS = {"grid": grid((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
              "decode_formulas": ["decode:16x8192" + formula for formula in ("", ":alibi", ":softcap", ":sinks")],
              # Gemma 4's full layers have heads of 512.
              "wide": [f"{dim}:8192:{mask}:4/4:b2" for dim in (512, 384, 320) for mask in ("full", "causal")],
+             "wide_decode": ["decode:16x8192:16/4:d512", "decode:16x8192:16/4:d512:p64"],
              # DeepSeek V3 and Kimi K2 have 128 query heads, GLM 5 has 64; 16 are a GPU's share of 8.
              "latent": [f"decode:{cell}" for cell in (
                  "128x4096:128/1:p64:latent", "64x8192:128/1:p64:latent", "64x8192:128/1:q2:p64:latent", "1x8192:128/1:p64:latent",
                  "1x32768:128/1:q2:p64:latent", "1x32768:16/1:p64:latent", "64x8192:16/1:p64:latent", "16x32768:16/1:p64:latent",
                  "16x8192:64/1:p64:latent", "1x100000+63x500:16/1:p64:latent")],
+             "latent_8bit": [f"decode:{cell}:p64:latent{kv_dtype}" for cell in ("64x8192:16/1", "16x32768:16/1", "64x8192:128/1")
+                             for kv_dtype in ("", ":fp8_e4m3")],
              "append": ["append:" + cell for cell in (
                  "16x8192", "16x8192:q", "16x8192:p16", "16x8192:fp8_e4m3", "16x8192:fp8_e4m3/token_head", "16x8192:int8/token_head",
                  "64x1", "64x1:p16", "64x1:fp8_e4m3/token_head")],
@@ -191,9 +194,9 @@ def kv_fields(cell):
 
 
 class Decode:
-    """Query rows against caches: decode:COUNTxKEYS[+COUNTxKEYS...][:HEADS_Q/HEADS_KV][:qROWS][:pPAGE_SIZE][:latent][:FORMULA],
-    head_dim 128. Without more it has 32/8 heads, a row, no pages and no formula. A latent cache has 576 columns, the first 512
-    of which are V; several rows against it are causal."""
+    """Query rows against caches: decode:COUNTxKEYS[+COUNTxKEYS...][:HEADS_Q/HEADS_KV][:qROWS][:pPAGE_SIZE][:dHEAD_DIM][:latent]
+    [:FORMULA]. Without more it has 32/8 heads of 128, a row, no pages and no formula. A latent cache has 576 columns, the
+    first 512 of which are V; several rows against it are causal."""
 
     mask, causal, op, mode = "decode", False, "decode", "fwd"
 
@@ -214,12 +217,14 @@ class Decode:
                     self.formula = option
                 elif option == "latent":
                     self.latent, self.dim, self.dim_v = True, 576, 512
+                elif option[0] == "d":
+                    self.dim = self.dim_v = int(option[1:])
                 else:
                     setattr(self, {"q": "rows", "p": "page_size"}[option[0]], int(option[1:]))
             self.batch, self.seqlen, self.ragged = len(self.lengths), max(self.lengths), len(sizes) > 1
         except (ValueError, KeyError, IndexError):
-            raise SystemExit(f"cell {text!r} is not decode:COUNTxKEYS[+COUNTxKEYS...][:HEADS_Q/HEADS_KV][:qROWS][:pPAGE_SIZE][:latent]"
-                             "[:FORMULA][:KV_DTYPE[/KV_SCALE]], as in decode:16x8192:alibi, decode:1x100000+63x500:64/8:q8:p16 or decode:64x8192:int8/token_head")
+            raise SystemExit(f"cell {text!r} is not decode:COUNTxKEYS[+COUNTxKEYS...][:HEADS_Q/HEADS_KV][:qROWS][:pPAGE_SIZE][:dHEAD_DIM]"
+                             "[:latent][:FORMULA][:KV_DTYPE[/KV_SCALE]], as in decode:16x8192:alibi, decode:1x100000+63x500:64/8:q8:p16 or decode:64x8192:int8/token_head")
 
     def key_elements(self):
         return sum(self.lengths) * self.heads_kv * (self.dim + (0 if self.latent else self.dim_v))
@@ -233,7 +238,7 @@ class Decode:
 
     def compares_with(self, other):
         """Whether the last column is this decode's rate relative to that of `other`."""
-        if self.latent or other.latent:
+        if (self.latent, self.dim) != (other.latent, other.dim) or (self.latent and not self.kv_dtype):
             return False
         same = (self.lengths, self.heads_q, self.heads_kv) == (other.lengths, other.heads_q, other.heads_kv)
         if self.kv_dtype or self.formula:

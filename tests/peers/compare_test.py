@@ -371,6 +371,17 @@ class CompareTest(unittest.TestCase):
         self.assertEqual((spec["head_dim"], spec["head_dim_v"], spec["v_in_k"], spec["mask"]), (576, 512, True, ["causal"]))
         self.assertTrue(cell.request()["latent"])
         self.assertFalse(cell.compares_with(cells.Decode("decode:1x300+2x20:16/1:q2")))
+        bits = cells.Decode("decode:1x300+2x20:16/1:q2:p64:latent:fp8_e4m3")
+        self.assertEqual(bits.bytes(2), 340 * 576)
+        self.assertTrue(bits.compares_with(cell))
+        self.assertFalse(cell.compares_with(bits))
+
+    def test_wide_decodes(self):
+        cell = cells.Decode("decode:16x8192:16/4:d512")
+        self.assertEqual(cell.bytes(2), 16 * 8192 * 4 * 1024 * 2)
+        self.assertEqual((cell.specs("bf16", False)[0]["head_dim"], cell.dim_v), (512, 512))
+        self.assertTrue(cells.Decode("decode:16x8192:16/4:d512:p64").compares_with(cell))
+        self.assertFalse(cell.compares_with(cells.Decode("decode:16x8192:16/4")))
 
     def test_formulas(self):
         self.stand_in(FLEX_PEERS, FLEX_FLASHJIT)

@@ -15,8 +15,7 @@
 namespace flashjit::mma_decode {
 namespace {
 
-// With batch_invariant: two groups, which tiles of any number of rows can have.
-constexpr int invariant_groups = 2, invariant_block_n = 16;
+constexpr int invariant_block_n = 16;
 
 device::CudaDecodeLayout layout_of(const AttentionSpec& spec, const KernelConfig& config) {
   return {spec.head_dim,     spec.head_dim_v,  config.block_m,   config.block_n,
@@ -26,6 +25,18 @@ device::CudaDecodeLayout layout_of(const AttentionSpec& spec, const KernelConfig
 // A thread's registers if a multiprocessor holds so many warps: each of its four schedulers has 512.
 int registers_of(int warps) {
   return std::min(512 / ((warps + 3) / 4) / 8 * 8, 255);
+}
+
+// With batch_invariant: two groups, which tiles of any number of rows can have. One where two have no memory
+// or no registers for the smallest tile.
+int invariant_groups(const AttentionSpec& spec, const Target& target) {
+  for (const int num_warps : {4, 8, 12}) {
+    const KernelConfig smallest{16, invariant_block_n, 1, num_warps};
+    const device::CudaDecodeLayout layout = layout_of(spec, smallest);
+    if (layout.groups == 2)
+      return layout.end <= target.max_shared_memory() && futility(spec, target, smallest).empty() ? 2 : 1;
+  }
+  return 1;
 }
 
 std::string function_text(const AttentionSpec& spec, int threads, int blocks) {
@@ -58,17 +69,18 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   if (config.block_n != 16 && config.block_n != 32)
     return wrong("block_n", config.block_n, "is not 16 or 32");
   const device::CudaDecodeLayout layout = layout_of(spec, config);
-  if (layout.consumers % layout.row_warps != 0) {
-    return "block_m " + std::to_string(config.block_m) + " takes " + std::to_string(layout.row_warps) +
+  if (layout.consumers % layout.warps_of_group() != 0) {
+    return "block_m " + std::to_string(config.block_m) + " takes " + std::to_string(layout.warps_of_group()) +
            " computing warps, num_warps " + std::to_string(config.num_warps) + " has " +
            std::to_string(layout.consumers);
   }
-  if (spec.batch_invariant && (layout.groups != invariant_groups || config.block_n != invariant_block_n)) {
-    return "batch_invariant fixes the order of sums: " + std::to_string(invariant_groups) +
-           " groups of warps take turns at blocks of " + std::to_string(invariant_block_n) +
-           " keys; block_m " + std::to_string(config.block_m) + ", block_n " +
-           std::to_string(config.block_n) + " and num_warps " + std::to_string(config.num_warps) + " make " +
-           std::to_string(layout.groups) + " groups";
+  if (spec.batch_invariant) {
+    const int groups = invariant_groups(spec, target);
+    if (layout.groups != groups || config.block_n != invariant_block_n)
+      return "batch_invariant fixes the order of sums: blocks of " + std::to_string(invariant_block_n) +
+             " keys, groups of warps that take turns at them: " + std::to_string(groups) + "; block_m " +
+             std::to_string(config.block_m) + ", block_n " + std::to_string(config.block_n) +
+             " and num_warps " + std::to_string(config.num_warps) + " make " + std::to_string(layout.groups);
   }
   return too_much_shared_memory(config, {"block_m", "block_n", "num_stages", "num_warps"}, layout.end,
                                 target);
@@ -85,8 +97,8 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
   // rows.
   const bool scales_of_keys = spec.kv_scale == KvScale::token_head;
   const int others = spec.kv_dtype ? (scales_of_keys && layout.m_tiles > 1 ? 64 : 56) : 64;
-  const int held = layout.accumulators(spec.head_dim_v) + layout.m_tiles * config.block_n / 2 +
-                   layout.q_registers(spec.head_dim, spec.head_dim_v);
+  const int held =
+      layout.accumulators() + layout.m_tiles * config.block_n / 2 + layout.q_registers(spec.head_dim);
   const int registers = registers_of(layout.resident_blocks(target.max_shared_memory()) * config.num_warps);
   if (held + others > registers) {
     return "a thread would hold " + std::to_string(held) + " numbers and have " + std::to_string(registers) +
@@ -162,7 +174,7 @@ namespace flashjit::decode_cuda {
 extern constinit const KernelFamily family = {
     .op = Operation::decode,
     .on = Target::Family::cuda,
-    .head_dim = heads_to_256,
+    .head_dim = heads_to_576,
     .dtypes = two_byte_dtypes,
     .fields = mma_decode::fields,
     .masks = mma_decode::masks,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "codegen/base/target.hpp"
 #include "codegen/spec/config.hpp"
 #include "codegen/spec/spec.hpp"
 #include "shared/decode_cuda_layout.h"
@@ -14,15 +15,26 @@ inline bool has_wide_heads(const AttentionSpec& spec) {
   return std::max(spec.head_dim, spec.head_dim_v) > 256;
 }
 
-// Whether the config is one of the forward's kernel: of wide heads all are, of others those whose block_n
-// says so. Such a kernel computes tiles of 64 rows and more by wgmma. The kernel of decode itself has blocks
-// of 16 or 32 keys.
-inline bool decodes_by_forward(const AttentionSpec& spec, const KernelConfig& config) {
-  return has_wide_heads(spec) || config.block_n > 32;
+// Whether sm_90a's kernel of the forward computes the decode: why not, else empty. Its varlen packs K and V,
+// too, if they have no pages.
+inline const char* why_no_forward(const AttentionSpec& spec) {
+  if (spec.batch_invariant)
+    return "batch_invariant has parts of keys at fixed places, and the forward's kernel none";
+  if (spec.kv_dtype) return "the forward's kernel reads keys and values of the spec's dtype only";
+  if (spec.varlen && !spec.paged) return "the forward's kernel takes packed rows only with a paged cache";
+  return "";
+}
+
+// Whether the config is one of the forward's kernel: of wide heads all are that it computes, of others those
+// whose block_n says so. Such a kernel computes tiles of 64 rows and more by wgmma. The kernel of decode
+// itself has blocks of 16 or 32 keys.
+inline bool decodes_by_forward(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  if (!target.has(Instructions::wgmma)) return false;
+  return has_wide_heads(spec) ? *why_no_forward(spec) == 0 : config.block_n > 32;
 }
 
 inline device::LayoutKeys decode_keys(const AttentionSpec& spec) {
-  return {spec.kv_dtype.has_value(), spec.kv_dtype && spec.kv_scale == KvScale::token_head};
+  return {spec.kv_dtype.has_value(), spec.kv_dtype && spec.kv_scale == KvScale::token_head, spec.v_in_k};
 }
 
 }  // namespace flashjit

@@ -24,26 +24,9 @@ AttentionSpec forward_of(const AttentionSpec& spec) {
   return forward;
 }
 
-// A forward's varlen packs K and V, too, if they have no pages.
-std::string no_forward(const AttentionSpec& spec) {
-  if (spec.batch_invariant)
-    return "batch_invariant has parts of keys at fixed places, and the forward's kernel none";
-  if (spec.kv_dtype) return "the forward's kernel reads keys and values of the spec's dtype only";
-  if (spec.varlen && !spec.paged) return "the forward's kernel takes packed rows only with a paged cache";
-  return {};
-}
-
-std::string refusal(const AttentionSpec& spec) {
-  const std::string why = has_wide_heads(spec) ? no_forward(spec) : "";
-  if (why.empty()) return {};
-  return "decode with a head_dim or head_dim_v of more than 256 goes by the forward's kernel on sm_90a, "
-         "but " +
-         why + "; the spec without it would work there, and with it on CPUs";
-}
-
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  if (decodes_by_forward(spec, config)) {
-    if (const std::string why = no_forward(spec); !why.empty())
+  if (decodes_by_forward(spec, target, config)) {
+    if (const std::string why = why_no_forward(spec); !why.empty())
       return "block_n " + std::to_string(config.block_n) + ": " + why + "; block_n 16 and 32 work";
     return forward_sm90a::family.misfit(forward_of(spec), target, config);
   }
@@ -60,9 +43,9 @@ void add_values(std::vector<int>& to, const std::vector<int>& more) {
 }
 
 ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
-  if (has_wide_heads(spec)) return forward_sm90a::family.axes(forward_of(spec), target);
   ConfigAxes axes = mma_decode::axes(spec, target);
-  if (!no_forward(spec).empty()) return axes;
+  if (*why_no_forward(spec)) return axes;
+  if (has_wide_heads(spec)) return forward_sm90a::family.axes(forward_of(spec), target);
   const ConfigAxes forward = forward_sm90a::family.axes(forward_of(spec), target);
   add_values(axes.block_m, forward.block_m);
   add_values(axes.block_n, forward.block_n);
@@ -77,7 +60,7 @@ ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
 }
 
 std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  if (!decodes_by_forward(spec, config)) return mma_decode::futility(spec, target, config);
+  if (!decodes_by_forward(spec, target, config)) return mma_decode::futility(spec, target, config);
   if (config.block_m == 192) return "a decode has at most 64 query rows for each head";
   return forward_sm90a::family.futility(forward_of(spec), target, config);
 }
@@ -85,22 +68,23 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
 // Measured on an H200 (tests/bench/decode.md): with 64 rows of a key/value head the forward's kernel takes
 // 0.77 of the time of the other, with 256 rows 0.35, if its tiles keep most multiprocessors busy.
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
+  if (*why_no_forward(spec)) return mma_decode::preferred(spec, target, shape);
   if (has_wide_heads(spec)) return forward_sm90a::family.preferred(forward_of(spec), target, shape);
   const std::int64_t heads = std::int64_t{std::max(shape.batch, 1)} * std::max(shape.num_heads_kv, 1);
   const std::int64_t rows =
       std::int64_t{std::max(shape.seqlen_q, 1)} * shape.num_heads_q / std::max(shape.num_heads_kv, 1);
-  if (rows > 32 && no_forward(spec).empty()) {
+  if (rows > 32) {
     const KernelConfig config = forward_sm90a::family.preferred(forward_of(spec), target, shape);
     const std::int64_t tiles = heads * ((rows + config.block_m - 1) / config.block_m);
     const std::int64_t enough = rows > 64 ? 48 : 96;
-    if (tiles >= enough && decodes_by_forward(spec, config) && misfit(spec, target, config).empty())
+    if (tiles >= enough && decodes_by_forward(spec, target, config) && misfit(spec, target, config).empty())
       return config;
   }
   return mma_decode::preferred(spec, target, shape);
 }
 
 void render(const AttentionSpec& spec, KernelSource& source) {
-  if (!decodes_by_forward(spec, source.config)) return mma_decode::render(spec, source);
+  if (!decodes_by_forward(spec, source.target, source.config)) return mma_decode::render(spec, source);
   forward_sm90a::family.render(forward_of(spec), source);
   add_append_step(spec, source);
 }
@@ -115,7 +99,6 @@ extern constinit const KernelFamily family = {
     .dtypes = two_byte_dtypes,
     .fields = mma_decode::fields,
     .masks = mma_decode::masks,
-    .refusal = refusal,
     .choices = choices,
     .misfit = misfit,
     .axes = axes,

@@ -65,7 +65,7 @@ struct Decode {
   // On a GPU: partial results of the grid's blocks, or with batch_invariant of all parts.
   static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape& shape) {
     if (!kernel.target.is_cuda()) return 0;
-    if (decodes_by_forward(kernel.spec, kernel.config))
+    if (decodes_by_forward(kernel.spec, kernel.target, kernel.config))
       return cuda::PartsWorkspace(kernel.spec, kernel.config, kernel.parallelism).bytes;
     return CudaPlan(kernel, shape).bytes;
   }
@@ -73,7 +73,7 @@ struct Decode {
   static void plan_cuda(const PlannedKernel& kernel, const Params& checked, void* workspace, Launch& launch) {
     const device::DecodeParams& params = checked.decode;
     if (checked.append) plan_cuda_append(kernel, device::append_step_warps, *checked.append, launch);
-    if (decodes_by_forward(kernel.spec, kernel.config))
+    if (decodes_by_forward(kernel.spec, kernel.target, kernel.config))
       return plan_cuda_forward(kernel, forward_of(params), params.pages, checked.added(), workspace, launch);
     const CudaPlan plan(kernel, {.batch = params.batch,
                                  .seqlen_q = params.seqlen_q,

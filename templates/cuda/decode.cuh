@@ -22,7 +22,7 @@ struct DecodeCudaSpec {
   using o_dtype = void;
   using kv_dtype = void;
   static constexpr KvScale kv_scale = KvScale::tensor;
-  static constexpr bool lse = true, varlen = false, paged = false, batch_invariant = false;
+  static constexpr bool lse = true, varlen = false, paged = false, v_in_k = false, batch_invariant = false;
 };
 
 // Scores and sums of 8-bit keys and values.
@@ -43,31 +43,38 @@ struct Decode {
   using Products = QuantisedProducts<Spec>;
   using Weight = typename Choose<quantised, fp16, Element>::type;  // of products with V
   static constexpr bool own_scales = quantised && Spec::kv_scale == KvScale::token_head;
-  static constexpr CudaDecodeLayout layout{
-      Spec::head_dim,    Spec::head_dim_v,       block_m, block_n, Config::num_stages,
-      Config::num_warps, {quantised, own_scales}};
+  static constexpr CudaDecodeLayout layout{Spec::head_dim,
+                                           Spec::head_dim_v,
+                                           block_m,
+                                           block_n,
+                                           Config::num_stages,
+                                           Config::num_warps,
+                                           {quantised, own_scales, Spec::v_in_k}};
   static constexpr int step_keys = block_n * layout.groups;
   using Entry = DecodeEntry<Spec, step_keys>;
   using Producer = DecodeProducer<Decode>;
   static constexpr int m_tiles = layout.m_tiles;
   static constexpr int n_tiles = block_n / 8;  // 8-key tiles of a block
   static constexpr int k_steps = ceil_div(Spec::head_dim, 16);
-  static constexpr int v_chunks = ceil_div(Spec::head_dim_v * static_cast<int>(sizeof(KvElement)), 16);
-  static constexpr int o_tiles = quantised ? v_chunks * 2 : v_chunks;  // 8-column tiles of the output
-  static_assert(layout.consumers % layout.row_warps == 0);
+  // A warp takes so many chunks of a row of V, and 8-column tiles of the output.
+  static constexpr int v_chunks = ceil_div(layout.v_columns * static_cast<int>(sizeof(KvElement)), 16);
+  static constexpr int o_tiles = quantised ? v_chunks * 2 : v_chunks;
+  static constexpr bool all_columns = layout.column_warps == 1;
+  static_assert(layout.consumers % layout.warps_of_group() == 0);
   using Softmax = OnlineSoftmax<m_tiles, true>;
 
   using QTile = SharedTile<block_m, k_steps * 2>;
   using KTile = SharedTile<block_n, quantised ? round_up(k_steps, 2) : k_steps * 2>;
-  using VTile = SharedTile<block_n, v_chunks>;
+  using VTile =
+      typename Choose<layout.shares_k, KTile, SharedTile<block_n, v_chunks * layout.column_warps>>::type;
 
   // Addresses in shared memory, by buffer.
   struct Shared {
     u32 base;
     FLASHJIT_FN u32 q(int buffer) const { return base + layout.q + buffer * layout.q_bytes; }
     FLASHJIT_FN u32 k(int slot) const { return base + layout.ring + slot * layout.slot_bytes(); }
-    FLASHJIT_FN u32 v(int slot) const { return k(slot) + layout.k_bytes; }
-    FLASHJIT_FN u32 k_scales(int slot) const { return v(slot) + layout.v_bytes; }
+    FLASHJIT_FN u32 v(int slot) const { return k(slot) + (layout.shares_k ? 0 : layout.k_bytes); }
+    FLASHJIT_FN u32 k_scales(int slot) const { return k(slot) + layout.k_bytes + layout.v_bytes; }
     FLASHJIT_FN u32 v_scales(int slot) const { return k_scales(slot) + block_n * 4; }
     // A row of a group's sums, and of its softmax.
     FLASHJIT_FN u32 sums(int group, u32 row) const {
@@ -96,7 +103,7 @@ struct Decode {
       }
       for (int i = 0; i < layout.slots; ++i) {
         mbarrier_init(shared.full(i), 32);
-        mbarrier_init(shared.empty(i), layout.row_warps);
+        mbarrier_init(shared.empty(i), layout.warps_of_group());
       }
     }
     __syncthreads();
@@ -120,7 +127,7 @@ struct Decode {
         : p_(p),
           shared_(shared),
           lane_(lane),
-          group_(warp / layout.row_warps),
+          group_(warp / layout.warps_of_group()),
           row_warp_(warp % layout.row_warps),
           softmax_(Score::scale_log2(p)) {}
 
@@ -149,9 +156,11 @@ struct Decode {
     }
 
    private:
-    static constexpr bool q_in_registers =
-        layout.q_registers(Spec::head_dim, Spec::head_dim_v) == m_tiles * 4 * k_steps;
+    static constexpr bool q_in_registers = layout.q_registers(Spec::head_dim) == m_tiles * 4 * k_steps;
     static constexpr int named_barrier = 1;
+    FLASHJIT_FN static int column_warp() {
+      return all_columns ? 0 : static_cast<int>(tid_x()) / 32 / layout.row_warps % layout.column_warps;
+    }
     // The row, within the tile, of elements 2 * half and 2 * half + 1 of accumulator tile i.
     FLASHJIT_FN u32 row_of(int i, int half) const {
       return row_warp_ * m_tiles * 16 + i * 16 + half * 8 + lane_ / 4;
@@ -307,7 +316,9 @@ struct Decode {
       }
       softmax_.template exponentiate<n_tiles * 4>(s_[0][0]);
       if constexpr (own_scales) this->units.scale_weights(s_, o_, v_scales, softmax_, corrects, lane_);
-      const u32 v_address = v_tile + VTile::lane_offset(lane_);
+      // A warp's columns begin with a whole swizzle.
+      static_assert(all_columns || v_chunks % VTile::group == 0);
+      const u32 v_address = v_tile + VTile::lane_offset(lane_) + column_warp() * v_chunks * 16;
 #pragma unroll
       for (int n = 0; n < n_tiles; n += 2) {
         // Two score tiles of 8 keys are, element for element, one operand of 16 keys.
@@ -362,12 +373,14 @@ struct Decode {
           const u32 row = row_of(i, half);
           const float sum = softmax_.relative_sum(2 * i + half);
           if (row >= rows) continue;
-          if (first == 0 && lane_ % 4 == 0)
+          if (first == 0 && lane_ % 4 == 0 && column_warp() == 0)
             st_shared_v2(shared_.state(group_, row), __float_as_uint(softmax_.reference(2 * i + half)),
                          __float_as_uint(sum));
           const int end = min(first + layout.exchange_columns, Spec::head_dim_v);
           const u32 to = shared_.sums(group_, row);
-          if constexpr (quantised)
+          if constexpr (!all_columns)
+            give_some(i, half, first, end, to);
+          else if constexpr (quantised)
             Products::give(o_[i], this->units[2 * i + half], half, first / 8, end, to, lane_);
           else
             give(o_[i], half, first / 8, end / 8, to + lane_ % 4 * 8);
@@ -378,6 +391,22 @@ struct Decode {
       for (int c = tile; c < end; ++c)
         st_shared_v2(to + (c - tile) * 32, __float_as_uint(o[c][half * 2]),
                      __float_as_uint(o[c][half * 2 + 1]));
+    }
+
+    // Gives the warp's columns that are in [first, end).
+    FLASHJIT_FN void give_some(int i, int half, int first, int end, u32 to) const {
+      constexpr int columns = quantised ? 16 : 8;  // that lie together in accumulators
+      const int begin = column_warp() * layout.v_columns;
+#pragma unroll
+      for (int c = 0; c < o_tiles; c += columns / 8) {
+        const int column = begin + c * 8;
+        if (column < first || column >= end) continue;
+        const u32 at = to + (column - first) * 4;
+        if constexpr (quantised)
+          Products::give(o_[i], this->units[2 * i + half], half, c, c * 8 + 8, at, lane_);
+        else
+          give(o_[i], half, c, c + 1, at + lane_ % 4 * 8);
+      }
     }
 
     template <bool is_row, class Write>

@@ -19,7 +19,7 @@ struct DecodeMerge {
   static constexpr int threads = decode_merge_threads, team_threads = Spec::head_dim_v / Row::columns;
   static constexpr int teams = threads / team_threads;
   // With batch_invariant a part's number alone says which member takes it.
-  static constexpr int most_members = Entry::fixed_parts || teams < 8 ? 4 : 8;
+  static constexpr int most_members = teams < 2 ? 1 : teams < 4 ? 2 : Entry::fixed_parts || teams < 8 ? 4 : 8;
   static_assert(teams >= most_members);
 
   // A tile, and its parts [begin, end).

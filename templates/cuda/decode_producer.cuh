@@ -143,11 +143,11 @@ class DecodeProducer {
       const u32 k_tile = shared_.k(slot), v_tile = shared_.v(slot);
       if (rows.together) {
         copy_together<KTile, Spec::head_dim>(k_tile, rows.k, p_.k.row_stride);
-        copy_together<VTile, Spec::head_dim_v>(v_tile, rows.v, p_.v.row_stride);
+        if (!layout.shares_k) copy_together<VTile, Spec::head_dim_v>(v_tile, rows.v, p_.v.row_stride);
       } else {
         const u32 existing = __ballot_sync(all_lanes, rows.exists);
         copy_apart<KTile, Spec::head_dim>(k_tile, rows.k, existing);
-        copy_apart<VTile, Spec::head_dim_v>(v_tile, rows.v, existing);
+        if (!layout.shares_k) copy_apart<VTile, Spec::head_dim_v>(v_tile, rows.v, existing);
       }
       if constexpr (own_scales) {
         if (lane_ < block_n) {
@@ -224,8 +224,7 @@ class DecodeProducer {
     const Chunk<Tile> own(lane_, 0);
     const KvElement* part = from;
     const KvElement* source = from;
-#pragma unroll
-    for (u32 first = 0; first < Chunk<Tile>::count; first += 32) {
+    each_chunk<Tile>([&](u32 first) {
       const u32 row = first / Tile::chunks;
       const bool begins = first == 0 || (Spec::paged && part_keys < block_n && row % part_keys == 0);
       if (begins && Spec::paged) part = of_lane(from, row);
@@ -237,7 +236,7 @@ class DecodeProducer {
         copy_chunk<head_dim>(to + chunk.offset(), source, chunk.column,
                              chunk.template within<head_dim>() ? 16 : 0);
       source += Chunk<Tile>::step * row_stride;
-    }
+    });
   }
   // Row l begins at `own` of lane l, and bit l of `existing` says whether it exists.
   template <class Tile, int head_dim>
@@ -250,11 +249,21 @@ class DecodeProducer {
     };
     constexpr u32 all_rows = all_lanes >> (32 - block_n);
     if (Spec::paged && existing == all_rows) {
-#pragma unroll
-      for (u32 first = 0; first < Chunk<Tile>::count; first += 32) copy(first, true);
+      each_chunk<Tile>([&](u32 first) { copy(first, true); });
     } else {
 #pragma unroll 1
       for (u32 first = 0; first < Chunk<Tile>::count; first += 32) copy(first, false);
+    }
+  }
+  // Wide rows have too many chunks for the registers of a whole block's addresses.
+  template <class Tile, class Copy>
+  FLASHJIT_FN static void each_chunk(const Copy& copy) {
+    if constexpr (Tile::chunks <= 32) {
+#pragma unroll
+      for (u32 first = 0; first < Chunk<Tile>::count; first += 32) copy(first);
+    } else {
+#pragma unroll 16
+      for (u32 first = 0; first < Chunk<Tile>::count; first += 32) copy(first);
     }
   }
   // The lane. Where some chunks lie beyond the row's end, what follows from it is not kept from block to

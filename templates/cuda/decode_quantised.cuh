@@ -32,33 +32,38 @@ class QuantisedProducts {
   }
 
   // Orders the columns of a row of a tile of Q in shared memory, by a whole warp, and converts them. Leaves
-  // 1 / the row's factor at `inverse`.
-  template <class QTile>
-  FLASHJIT_FN static void prepare_q(u32 q_tile, u32 row, u32 inverse, u32 lane) {
-    const u32 chunk = q_tile + QTile::offset(row, lane);
+  // 1 / the row's factor at `inverse`. Takes the chunks from `first` on, of which a lane has each 32nd;
+  // `largest` is of the chunks before them.
+  template <class QTile, u32 first = 0>
+  FLASHJIT_FN static auto prepare_q(u32 q_tile, u32 row, u32 inverse, u32 lane, u32 largest = 0) {
+    const u32 chunk = q_tile + QTile::offset(row, lane + first);
     u32 words[4] = {};
-    if (lane < QTile::chunks) ld_shared_v4(words, chunk);
+    if (lane + first < QTile::chunks) ld_shared_v4(words, chunk);
     if constexpr (converts_q) {
-      u32 largest = 0;
 #pragma unroll
       for (const u32 word : words) largest = max(largest, largest_bits(word));
-#pragma unroll
-      for (int lanes = 16; lanes > 0; lanes /= 2)
-        largest = max(largest, __shfl_xor_sync(0xffffffff, largest, lanes));
-      const HalvedRow halved(largest);
+    }
+    const auto halved = [&] {
+      if constexpr (first + 32 < QTile::chunks)
+        return prepare_q<QTile, first + 32>(q_tile, row, inverse, lane, largest);
+      else
+        return factor_of(largest);
+    }();
+    if constexpr (converts_q) {
 #pragma unroll
       for (u32& word : words) word = halved(word);
-      if (lane == 0) st_shared(inverse, __float_as_uint(halved.inverse()));
+      if (first == 0 && lane == 0) st_shared(inverse, __float_as_uint(halved.inverse()));
     }
     // Two lanes have 16 columns. The even one takes the even pairs of columns, the odd one the others.
     const bool odd = lane % 2;
     const u32 a = __shfl_xor_sync(0xffffffff, odd ? words[0] : words[1], 1);
     const u32 b = __shfl_xor_sync(0xffffffff, odd ? words[2] : words[3], 1);
-    if (lane >= QTile::chunks) return;
+    if (lane + first >= QTile::chunks) return halved;
     if (odd)
       st_shared_v4(chunk, a, b, words[1], words[3]);
     else
       st_shared_v4(chunk, words[0], words[2], a, b);
+    return halved;
   }
 
   FLASHJIT_FN static float inverse(u32 from) { return ld_shared(from); }
@@ -223,6 +228,19 @@ class QuantisedProducts {
   }
 
  private:
+  // By which a warp halves a row whose lanes' largest bits are given; none where Q is in the type of
+  // products.
+  FLASHJIT_FN static auto factor_of(u32 largest) {
+    if constexpr (converts_q) {
+#pragma unroll
+      for (int lanes = 16; lanes > 0; lanes /= 2)
+        largest = max(largest, __shfl_xor_sync(0xffffffff, largest, lanes));
+      return HalvedRow(largest);
+    } else {
+      return 0;
+    }
+  }
+
   // Keys of two accumulator tiles times 16 columns of q.
   template <int m_tiles, int n_tiles>
   FLASHJIT_FN static void add_product(float (&s)[m_tiles][n_tiles][4], int n, const u32 (&q)[m_tiles][4],

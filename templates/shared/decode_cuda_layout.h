@@ -5,25 +5,29 @@
 
 namespace flashjit::device {
 
-// 8-bit keys and values; a scale for each of them.
+// 8-bit keys and values; a scale for each of them. v_in_k: values are the first columns of keys.
 struct LayoutKeys {
-  bool quantised = false, own_scales = false;
+  bool quantised = false, own_scales = false, v_in_k = false;
 };
 
 // Offsets in bytes. Four warps of a block copy, two of a block of four; the others compute. `row_warps` warps
-// hold the rows of a tile and work on the same keys; each such group has num_stages buffers of block_n keys.
+// hold the rows of a tile. Where a warp has no registers for all columns of their output, `column_warps`
+// warps have the same rows: each computes their scores, and the sums of v_columns columns. All these warps
+// work on the same keys; each such group has num_stages buffers of block_n keys.
 struct CudaDecodeLayout {
   static constexpr int message_bytes = 32;  // what a producer tells consumers of a segment
 
   int producers, consumers;  // warps
   int m_tiles;               // 16-row tiles of a warp
-  int row_warps, groups;
+  int row_warps, column_warps, v_columns, groups;
   int slots;  // buffers of K and V
   // Producers that copy keys. They take turns at the slots. More of them than slots could wait for a slot at
   // once, and the phase of its barrier, one bit, would not tell them apart.
   int copiers;
-  int q_bytes, k_bytes, v_bytes;  // of one buffer
-  int scale_bytes;                // scales of a buffer's keys, then of its values
+  int q_bytes, k_bytes;  // of one buffer
+  bool shares_k;         // a buffer's values are its keys'
+  int v_bytes;           // of one buffer, of values beside keys
+  int scale_bytes;       // scales of a buffer's keys, then of its values
   // A tile's sums, as its groups leave them to be merged: some columns at a time, float32, with a stride that
   // spreads rows over the banks. And the softmax's state of each row.
   int exchange_columns, exchange_stride;
@@ -37,14 +41,25 @@ struct CudaDecodeLayout {
         consumers(num_warps - producers),
         m_tiles(block_m >= 32 && head_dim_v <= 128 && num_warps <= 8 ? 2 : 1),
         row_warps(block_m / (16 * m_tiles)),
-        groups(consumers / row_warps),
+        column_warps(head_dim_v <= 256   ? 1
+                     : head_dim_v <= 512 ? 2
+                                         : 4),
+        // Whole swizzles of a row of V.
+        v_columns(column_warps == 1
+                      ? head_dim_v
+                      : round_up(ceil_div(head_dim_v, column_warps), keys.quantised ? 128 : 64)),
+        groups(consumers / warps_of_group()),
         slots(num_stages * groups),
         copiers(min(producers, slots)),
         q_bytes(block_m * round_up(head_dim, 16) * 2),
         k_bytes(block_n * (keys.quantised ? round_up(head_dim, 32) : round_up(head_dim, 16) * 2)),
-        v_bytes(block_n * (keys.quantised ? round_up(head_dim_v, 16) : head_dim_v * 2)),
+        shares_k(keys.v_in_k && column_warps * v_columns <= round_up(head_dim, 16)),
+        v_bytes(shares_k
+                    ? 0
+                    : block_n * column_warps * (keys.quantised ? round_up(v_columns, 16) : v_columns * 2)),
         scale_bytes(keys.own_scales ? block_n * 8 : 0),
-        exchange_columns(columns_at_once(groups * block_m, head_dim_v, keys.quantised ? 16 : 8)),
+        exchange_columns(columns_at_once(groups * block_m, head_dim_v, keys.quantised ? 16 : 8,
+                                         column_warps == 1 ? 72 << 10 : 24 << 10)),
         exchange_stride(row_stride(exchange_columns)),
         q(0),
         ring(2 * q_bytes),
@@ -59,6 +74,7 @@ struct CudaDecodeLayout {
         ring_full(barriers + 32),
         ring_empty(barriers + 32 + slots * 8) {}
 
+  FLASHJIT_FN constexpr int warps_of_group() const { return row_warps * column_warps; }
   FLASHJIT_FN constexpr int slot_bytes() const { return k_bytes + v_bytes + scale_bytes; }
 
   // Blocks of the kernel that a multiprocessor holds: of at most 12 warps together, which leaves a thread 168
@@ -69,17 +85,16 @@ struct CudaDecodeLayout {
     return max(min((max_shared_memory + 1024) / (end + 1024), most_warps / (producers + consumers)), 1);
   }
   // Registers of a thread for Q, and for the output's sums. Q stays in registers if it leaves enough of them.
-  FLASHJIT_FN constexpr int q_registers(int head_dim, int head_dim_v) const {
+  FLASHJIT_FN constexpr int q_registers(int head_dim) const {
     const int all = m_tiles * 4 * ceil_div(head_dim, 16);
-    return all + accumulators(head_dim_v) <= 96 ? all : m_tiles * 8;
+    return all + accumulators() <= 96 ? all : m_tiles * 8;
   }
-  FLASHJIT_FN constexpr int accumulators(int head_dim_v) const { return m_tiles * head_dim_v / 2; }
+  FLASHJIT_FN constexpr int accumulators() const { return m_tiles * v_columns / 2; }
 
  private:
   FLASHJIT_FN static constexpr int row_stride(int columns) { return round_up(columns, 32) + 8; }
   // `tile`: columns that lie together in accumulators.
-  FLASHJIT_FN static constexpr int columns_at_once(int rows, int columns, int tile) {
-    constexpr int most_bytes = 72 << 10;
+  FLASHJIT_FN static constexpr int columns_at_once(int rows, int columns, int tile, int most_bytes) {
     int times = 1;
     while (rows * row_stride(round_up(ceil_div(columns, times), tile)) * 4 > most_bytes) ++times;
     return round_up(ceil_div(columns, times), tile);

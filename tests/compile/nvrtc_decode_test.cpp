@@ -29,7 +29,7 @@ void expect_sound_decode(const Case& c, const CompiledKernel& kernel) {
   EXPECT_THAT(kernel.log, Not(HasSubstr("C75"))) << c.name();
   EXPECT_THAT(kernel.log, Not(HasSubstr("warning"))) << c.name();
   const std::string type = c.spec.dtype == DType::bf16 && !c.spec.kv_dtype ? "bf16" : "f16";
-  const bool by_forward = c.target.has(Instructions::wgmma) && decodes_by_forward(c.spec, c.config);
+  const bool by_forward = decodes_by_forward(c.spec, c.target, c.config);
   std::vector<std::string> instructions = {"wgmma.mma_async.sync.aligned", "cp.async.bulk.tensor",
                                            "setmaxnreg", "ex2.approx.ftz.f32"};
   if (!by_forward)
@@ -49,6 +49,29 @@ void expect_sound_decode(const Case& c, const CompiledKernel& kernel) {
   EXPECT_EQ(kernel.steps.size(), 2u) << c.name();
   for (const CompiledStep& step : kernel.steps)
     EXPECT_EQ(step.spill_bytes, 0) << c.name() << " " << step.function << "\n" << kernel.log;
+}
+
+// Heads of more than 256 columns, whose output several warps share: on sm_90a those that the forward's kernel
+// does not take.
+TEST_F(NvrtcTest, DecodeOfWideHeads) {
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  for (const Target& target : cuda_targets())
+    for (const auto& [dim, dim_v] : {std::pair{576, 512}, {512, 512}, {264, 328}, {64, 576}})
+      for (const std::optional<DType> kv_dtype : {std::optional<DType>(), std::optional(DType::fp8_e4m3)})
+        for (const bool own_scales : {false, true}) {
+          AttentionSpec spec{.op = Operation::decode, .head_dim = dim, .head_dim_v = dim_v, .paged = true};
+          spec.v_in_k = dim_v < dim;
+          spec.mask = {CausalMask{}};
+          spec.kv_dtype = kv_dtype;
+          if (kv_dtype && own_scales) spec.kv_scale = KvScale::token_head;
+          spec = spec.validated();
+          const KernelConfig config = heuristic_config(spec, target, {64, 1, 8192, 16, 1, 64});
+          if ((!kv_dtype && own_scales) || decodes_by_forward(spec, target, config)) continue;
+          const bool latent = dim == 576 && (target.str() == "sm_80" || target.str() == "sm_90a");
+          if (latent || has_turn(place++, 11)) cases.push_back({spec, target, config});
+        }
+  for_each_compiled(cases, expect_sound_decode);
 }
 
 // The usual head dimensions for sm_90a, others and other targets in turns.

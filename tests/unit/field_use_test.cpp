@@ -39,9 +39,9 @@ constexpr Unread unread[] = {
     {"varlen", Operation::merge},
     {"kv_scale", Operation::decode, On::cpu},
     {"paged", Operation::append_kv},
-    // They take v as a view of k. The kernels of wgmma use the copy of K.
+    // They take v as a view of k. Others use the copy of K.
     {"v_in_k", Operation::forward, On::without_wgmma},
-    {"v_in_k", Operation::decode},
+    {"v_in_k", Operation::decode, On::cpu},
     // Masks and formulas have it in their params; there is no dropout.
     {"offsets", Operation::decode, On::cpu},
     // Masks do not depend on it.

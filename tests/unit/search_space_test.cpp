@@ -8,10 +8,13 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "codegen/families/decode_kernels.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/render.hpp"
 #include "expect_error.h"
@@ -403,6 +406,38 @@ TEST(SearchSpace, BatchInvariantFixesBlocksOfKeys) {
     config.block_n *= 2;
     EXPECT_THAT(misfit(spec, target, config), testing::HasSubstr("batch_invariant fixes the order of sums"))
         << target.str();
+  }
+}
+
+// Every GPU has memory and registers for some tile of them. With batch_invariant, all of a target's tiles
+// have as many groups of warps that take turns at the keys.
+TEST(SearchSpace, GpusDecodeWideHeads) {
+  for (const Target& target : Target::all()) {
+    if (!target.is_cuda()) continue;
+    for (const auto& [dim, dim_v] : {std::pair{264, 264}, {8, 512}, {576, 512}, {8, 576}, {576, 576}})
+      for (const std::optional<DType> kv_dtype : {std::optional<DType>(), std::optional(DType::int8)})
+        for (const bool flag : {false, true})
+          for (const bool batch_invariant : {false, true}) {
+            AttentionSpec spec = AttentionSpec{.op = Operation::decode,
+                                               .head_dim = dim,
+                                               .head_dim_v = dim_v,
+                                               .v_in_k = flag && dim_v <= dim,
+                                               .batch_invariant = batch_invariant,
+                                               .kv_dtype = kv_dtype}
+                                     .validated();
+            if (flag && kv_dtype) spec.kv_scale = KvScale::token_head;
+            SCOPED_TRACE(target.str() + " " + spec.to_json());
+            std::set<int> groups;
+            for (const KernelConfig& config : search_space(spec, target)) {
+              EXPECT_EQ(family_of(spec.op, target).futility(spec, target, config), "");
+              groups.insert(device::CudaDecodeLayout(dim, dim_v, config.block_m, config.block_n,
+                                                     config.num_stages, config.num_warps, decode_keys(spec))
+                                .groups);
+            }
+            if (batch_invariant) {
+              EXPECT_EQ(groups.size(), 1u);
+            }
+          }
   }
 }
 

@@ -3,6 +3,7 @@
 gpu_check.py [tests | figures], both by default. It takes the package that Python finds: a wheel, or a build tree's.
 """
 
+import functools
 import gc
 import importlib.util
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 import flashjit
 import torch
 import torch.nn.functional as F
-from flashjit.compat.flash_attn import flash_attn_func
+from flashjit.compat import flash_attn, flash_attn_interface
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch_test import causal, inputs, plain
@@ -303,10 +304,7 @@ def figures_of_calls():
     do, their_do = random(*shape), random(*theirs_shape)
     with torch.no_grad():
         times = host_times({"o": lambda: flashjit.attention(*ours), "t": lambda: SDPA(*theirs)})
-        more = host_times({"f": lambda: flash_attn_func(*ours, causal=True),
-                           "a": lambda: flashjit.attention(*ours, mask="causal")})  # fmt: skip
     show("host: attention [1, 1, 32, 128], no gradients", times["o"], times["t"], "us")
-    show("host: flash_attn_func of flashjit.compat", more["f"], more["a"], "us", "flashjit.attention")
     times = host_times({"o": lambda: flashjit.attention(*ours), "t": lambda: SDPA(*theirs)})
     show("host: forward with autograd", times["o"], times["t"], "us")
     eager = {"o": gradient_call(flashjit.attention, ours, do), "t": gradient_call(SDPA, theirs, their_do)}
@@ -334,6 +332,30 @@ def figures_of_calls():
             replays[name] = lambda graph=graph, _=call: [graph.replay() for _ in range(50)]
         times = steps(replays)
         show(f"CUDA graph replay of both, {rows} rows", times["o"] * 20, times["t"] * 20, "us")
+
+
+def figures_of_drop_ins():
+    """Calls of FlashAttention's functions beside those of flashjit's own that compute the same."""
+    tensors = [random(1, 1, 32, 128, seed=i) for i in range(3)]
+    packed, slopes = [one[0] for one in tensors], torch.rand(32, device=DEVICE)
+    starts, lengths = (torch.tensor(some, dtype=torch.int32, device=DEVICE) for some in ([0, 1], [1]))
+    causal = functools.partial(flashjit.attention, mask="causal")
+    of_packed = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": 1, "max_seqlen_k": 1}
+    calls = {
+        "flash_attn_func": (lambda: flash_attn.flash_attn_func(*tensors, causal=True), lambda: causal(*tensors)),
+        "flash_attn_func of 3": (lambda: flash_attn_interface.flash_attn_func(*tensors, causal=True),
+                                 lambda: causal(*tensors)),
+        "flash_attn_func, slopes": (lambda: flash_attn.flash_attn_func(*tensors, causal=True, alibi_slopes=slopes),
+                                    lambda: causal(*tensors, score=("alibi",), alibi_slopes=slopes)),
+        "varlen": (lambda: flash_attn.flash_attn_varlen_func(*packed, starts, starts, 1, 1, causal=True),
+                   lambda: causal(*packed, **of_packed)),
+        "with_kvcache": (lambda: flash_attn.flash_attn_with_kvcache(*tensors, cache_seqlens=lengths, causal=True),
+                         lambda: flashjit.decode(*tensors, seqlens_k=lengths, mask="causal")),
+    }  # fmt: skip
+    with torch.no_grad():
+        for name, (ours, plain) in calls.items():
+            times = host_times({"o": ours, "t": plain}, count=200, rounds=25)
+            show(f"host: {name} of flashjit.compat", times["o"], times["t"], "us", "flashjit's own")
 
 
 class Layer(torch.nn.Module):
@@ -486,6 +508,7 @@ def main():
         torch.set_default_device(None)  # it would cost each call of PyTorch some time
         print(f"{'':58} {'flashjit':>9} {'other':>9} {'':3} {'ratio':>6}  other")
         figures_of_calls()
+        figures_of_drop_ins()
         figures_of_training()
         print(f"{time.perf_counter() - begin:.0f} s")
     return not passed

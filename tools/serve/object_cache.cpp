@@ -18,6 +18,8 @@ namespace {
 
 constexpr std::uint64_t most_record_bytes = 4 << 20;
 constexpr auto look_pause = std::chrono::seconds(1);
+// A full folder spares the files that were used within the last minute.
+constexpr auto mark_pause = std::chrono::seconds(20);
 constexpr std::size_t entry_name_size = 2 * digest_size + 1;  // without its ending
 
 // The folder of entries within a cache folder: "v3".
@@ -46,6 +48,10 @@ ObjectCache::ObjectCache(std::string folder, Verifier verifier, Signer signer, s
 Bytes ObjectCache::get(const std::string& name) {
   if (const auto found = objects_.find(name); found != objects_.end()) {
     uses_.splice(uses_.begin(), uses_, found->second.use);
+    if (const auto now = std::chrono::steady_clock::now(); now - found->second.marked > mark_pause) {
+      found->second.marked = now;
+      mark_used(name);
+    }
     return found->second.bytes;
   }
   return DiskCache::is_name(name) || is_record_name(name) ? read(name) : nullptr;
@@ -90,7 +96,7 @@ Bytes ObjectCache::keep(const std::string& name, std::string bytes) {
   auto kept = std::make_shared<const std::string>(std::move(bytes));
   if (name.starts_with("tune/")) return kept;  // may change at any time
   uses_.push_front(name);
-  objects_[name] = {kept, uses_.begin()};
+  objects_[name] = {kept, uses_.begin(), std::chrono::steady_clock::now()};
   bytes_ += kept->size();
   while (bytes_ > most_bytes_ && objects_.size() > 1) {
     const auto last = objects_.find(uses_.back());
@@ -99,6 +105,15 @@ Bytes ObjectCache::keep(const std::string& name, std::string bytes) {
     uses_.pop_back();
   }
   return kept;
+}
+
+// Otherwise the folder, when it is full, would first remove the objects that are always given from memory.
+void ObjectCache::mark_used(const std::string& name) const {
+  const std::size_t slash = name.find('/');
+  const File folder = open_cache_folder(folder_, false, nullptr);
+  const File store = folder ? open_folder(folder.get(), name.substr(0, slash), false, nullptr) : File();
+  const timespec times[] = {{0, UTIME_NOW}, {0, UTIME_NOW}};
+  if (store) ::utimensat(store.get(), name.c_str() + slash + 1, times, AT_SYMLINK_NOFOLLOW);
 }
 
 void ObjectCache::add(const std::string& name, std::string bytes) {

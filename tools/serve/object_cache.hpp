@@ -37,9 +37,11 @@ class ObjectCache {
   struct Object {
     Bytes bytes;
     std::list<std::string>::iterator use;
+    std::chrono::steady_clock::time_point marked;  // when its file was said to be used
   };
   Bytes read(const std::string& name);
   Bytes keep(const std::string& name, std::string bytes);
+  void mark_used(const std::string& name) const;
   void look_again();
 
   const std::string folder_;

@@ -189,7 +189,7 @@ AttentionSpec AttentionSpec::for_op(Operation wanted) const {
   if (!info.attends) keep_masks_only(spec);
   // Caches always count their keys.
   if (info.attends && info.caches == When::always)
-    std::erase_if(spec.mask, [](const Mask& mask) { return std::holds_alternative<PaddingMask>(mask); });
+    std::erase_if(spec.mask, [](const Mask& one) { return std::holds_alternative<PaddingMask>(one); });
   if (info.caches == When::by_field && !spec.paged) spec.kv_dtype.reset();
   if (!spec.kv_dtype) spec.kv_scale.reset();
   if (info.appends == When::by_field && !spec.append) spec.rotary.reset();

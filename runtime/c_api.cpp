@@ -95,16 +95,16 @@ flashjit::EngineOptions options_of(const flashjit_engine_options* given) {
     options.on_kernel = [told = o.on_kernel, user = o.on_kernel_user](const flashjit::KernelEvent& event) {
       const std::string spec = event.spec.to_json(), target = event.target.str();
       const flashjit::Shape& s = event.shape;
-      const flashjit_kernel_event given = {sizeof given,
+      const flashjit_kernel_event shown = {sizeof shown,
                                            static_cast<int32_t>(event.kind),
                                            spec.c_str(),
-                                           {sizeof given.shape, s.batch, s.seqlen_q, s.seqlen_k,
+                                           {sizeof shown.shape, s.batch, s.seqlen_q, s.seqlen_k,
                                             s.num_heads_q, s.num_heads_kv, s.page_size, s.total_q, s.total_k},
                                            target.c_str(),
                                            event.ms,
                                            event.path.c_str(),
                                            event.reason.c_str()};
-      told(user, &given);
+      told(user, &shown);
     };
   if (o.parallel_for)
     options.parallel_for = [run = o.parallel_for, user = o.parallel_for_user](

@@ -155,7 +155,7 @@ struct ConfigChoice {
 struct Engine::Impl {
   const EngineOptions options;
   const Device device;
-  const Target target;
+  const Target own_target;
   const OpenedCache cache;
   const TuneStore records;
   const TuneEnvironment environment;
@@ -182,7 +182,7 @@ struct Engine::Impl {
   explicit Impl(EngineOptions given)
       : options(std::move(given)),
         device(Device::parse(options.device)),
-        target(choose_target(device, options.target)),
+        own_target(choose_target(device, options.target)),
         cache(open_cache(options.cache_dir, options.cache_path, options.cache_max_bytes,
                          store_options(options))),
         records(tune_store(cache)),
@@ -195,7 +195,7 @@ struct Engine::Impl {
     if (!(options.tune_seconds >= 0))
       throw Error(ErrorCode::invalid_argument, "tune_seconds is " + std::to_string(options.tune_seconds) +
                                                    ": it must be at least 0; infinity is no limit");
-    if (options.policy != Policy::require_prebuilt) check_limits(options.compile, target);
+    if (options.policy != Policy::require_prebuilt) check_limits(options.compile, own_target);
     if (device.kind != Device::Kind::cpu) return;
     num_threads = options.num_threads ? options.num_threads : available_cpus();
     if (options.parallel_for) {
@@ -250,7 +250,7 @@ struct Engine::Impl {
     try {
       kernel = make_or_find(valid, shape, news);
     } catch (const Error& error) {
-      news.tell(KernelEvent::Kind::failed, target, "", error.message());
+      news.tell(KernelEvent::Kind::failed, own_target, "", error.message());
       throw;
     }
     const KernelInfo& info = kernel->info();
@@ -271,10 +271,10 @@ struct Engine::Impl {
 
   const Kernel* make_or_find(const AttentionSpec& spec, const Shape& shape, const KernelNews& news) {
     try {
-      return build_once(spec, target, choose_config(spec, target, shape), true, news);
+      return build_once(spec, own_target, choose_config(spec, own_target, shape), true, news);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::not_prebuilt && error.code() != ErrorCode::compiler_unavailable) throw;
-      for (const Target& lesser : target.lesser()) try {
+      for (const Target& lesser : own_target.lesser()) try {
           return build_once(spec, lesser, choose_config(spec, lesser, shape), false, news);
         } catch (const Error&) {  // has no such kernel, or no folder has it
         }
@@ -291,7 +291,7 @@ struct Engine::Impl {
     if (options.store_configs) return config_of_stores(spec, target, shape, std::move(choice));
     const TuneKey key = tune_key(spec, target, device, shape);
     std::optional<TuneStore::Found> found = find_record(records, cache, key, environment, &choice.note);
-    const bool may_tune = options.policy == Policy::tune_on_first_use && target == this->target &&
+    const bool may_tune = options.policy == Policy::tune_on_first_use && target == own_target &&
                           !(found && found->is_current());
     // A prebuilt kernel is to be used: a layer without a record has chosen the heuristic config.
     if ((may_tune || found) && !(found && found->bundled)) {
@@ -349,7 +349,7 @@ struct Engine::Impl {
       return std::move(asked.found);
     };
     std::optional<TuneStore::Found> found = ask();
-    if (!found && options.policy == Policy::tune_on_first_use && target == this->target) {
+    if (!found && options.policy == Policy::tune_on_first_use && target == own_target) {
       tune_now(spec, shape);
       found = ask();
     }
@@ -428,9 +428,9 @@ struct Engine::Impl {
                        news.tell(KernelEvent::Kind::waiting, target, "",
                                  "another process builds the kernel; it is waited for, at most a minute");
                      });
-    if (target != this->target)
+    if (target != own_target)
       built.info.cache_note = "the kernel is for " + target.str() + ", since no folder has it for " +
-                              this->target.str() + " and it is not compiled" +
+                              own_target.str() + " and it is not compiled" +
                               (built.info.cache_note.empty() ? "" : "; " + built.info.cache_note);
     built.info.config_source = choice.source;
     built.info.config_note = choice.note;
@@ -498,7 +498,7 @@ std::shared_future<const Kernel*> Engine::get_async(const AttentionSpec& spec, c
 }
 
 const Target& Engine::target() const noexcept {
-  return impl_->target;
+  return impl_->own_target;
 }
 Device Engine::device() const noexcept {
   return impl_->device;

@@ -345,11 +345,11 @@ void check_tables_on(Device device, const AttentionSpec& spec, const ProblemPara
   if (of_entry > 0 && p.batch > 0) fetch(pages.table, of_entry + (p.batch - 1) * pages.table_stride);
   std::vector<device::i64> of_entries[2];
   device::OffsetParams offsets{};
-  const auto fetch_offsets = [&](const device::i64* at, device::i64 of_entry, const device::i64*& to,
+  const auto fetch_offsets = [&](const device::i64* at, device::i64 given_stride, const device::i64*& to,
                                  device::i64& stride, std::vector<device::i64>& copy) {
     copy.resize(static_cast<std::size_t>(p.batch));
     for (std::size_t b = 0; b < copy.size(); ++b)
-      cuda::copy_to_host(context, &copy[b], at + static_cast<device::i64>(b) * of_entry, sizeof copy[b]);
+      cuda::copy_to_host(context, &copy[b], at + static_cast<device::i64>(b) * given_stride, sizeof copy[b]);
     to = copy.data();
     stride = 1;
   };

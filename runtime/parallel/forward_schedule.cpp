@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "codegen/formulas/formula_traits.hpp"
+#include "codegen/spec/mask_rules.hpp"
 #include "runtime/parallel/schedule.hpp"
 
 namespace flashjit {

@@ -12,6 +12,7 @@
 #include "codegen/spec/mask_rules.hpp"
 #include "codegen/spec/spec.hpp"
 #include "codegen/spec/spec_fields.hpp"
+#include "shared/ds_mla.h"
 
 namespace flashjit {
 namespace {
@@ -54,6 +55,24 @@ void check_dtype_of(const char* field, const std::optional<DType>& value, DType 
           to_string(dtype) + "; leaving it out would work");
 }
 
+void check_ds_mla(const AttentionSpec& spec) {
+  const OperationInfo& info = info_of(spec.op);
+  if (!info.few_rows && info.appends != When::always)
+    throw Error(ErrorCode::unsupported, std::string("kv_dtype fp8_ds_mla is not supported by op ") +
+                                            to_string(spec.op) + "; decode or append_kv would work");
+  static_assert(ds_mla_bytes == device::DsMla::bytes);
+  constexpr int dim_v = device::DsMla::columns, dim = dim_v + device::DsMla::rotary_columns;
+  if (spec.dtype != DType::bf16 || spec.head_dim != dim || spec.head_dim_v != dim_v || !spec.v_in_k)
+    throw Error(ErrorCode::unsupported,
+                "kv_dtype fp8_ds_mla is a format of latent caches, and needs dtype bf16, head_dim " +
+                    std::to_string(dim) + ", head_dim_v " + std::to_string(dim_v) +
+                    " and \"v_in_k\": true; kv_dtype fp8_e4m3 would work");
+  if (spec.kv_scale)
+    throw Error(ErrorCode::unsupported, std::string("kv_scale ") + to_string(*spec.kv_scale) +
+                                            " has no meaning with kv_dtype fp8_ds_mla, whose rows hold their "
+                                            "scales; leaving kv_scale out would work");
+}
+
 void check_kv_dtype(const AttentionSpec& spec) {
   if (!spec.kv_dtype) {
     if (spec.kv_scale)
@@ -63,9 +82,11 @@ void check_kv_dtype(const AttentionSpec& spec) {
     return;
   }
   const std::string asked = std::string("kv_dtype ") + to_string(*spec.kv_dtype);
+  if (spec.kv_dtype == DType::fp8_ds_mla) check_ds_mla(spec);
   if (size_of(*spec.kv_dtype) != 1)
     invalid(asked +
-            " is not one of int8, fp8_e4m3, fp8_e5m2; leaving it out, which means the dtype, would work");
+            " is not one of int8, fp8_e4m3, fp8_e5m2, fp8_ds_mla; leaving it out, which means the dtype, "
+            "would work");
   if (spec.dtype == DType::fp32)
     throw Error(ErrorCode::unsupported, asked + " is not supported with dtype fp32; bf16 or fp16 would work");
   if (info_of(spec.op).caches == When::by_field && !spec.paged)

@@ -18,7 +18,7 @@ unsigned met_by(const AttentionSpec& spec) {
   if (key_layout(spec) == KeyLayout::packed) met |= bit(Needs::packed_keys);
   if (is_cached(spec)) met |= bit(Needs::key_lengths);
   if (!spec.sum) met |= bit(Needs::weights);
-  if (spec.kv_dtype && (!info_of(spec.op).copies || spec.kv_scale == KvScale::token_head))
+  if (spec.has_kv_scales() && (!info_of(spec.op).copies || spec.kv_scale == KvScale::token_head))
     met |= bit(Needs::kv_dtype);
   const bool rotates_q = spec.rotary && spec.rotary->q;
   const When appends = info_of(spec.op).appends;
@@ -149,6 +149,8 @@ std::string why_not_allowed(const AttentionSpec& spec, const Argument& argument)
     case Needs::tree:
       return without_mask("tree");
     case Needs::kv_dtype:
+      if (spec.kv_dtype && !spec.has_kv_scales())
+        return "the rows of kv_dtype fp8_ds_mla hold their scales: leave the argument out";
       if (spec.kv_dtype)
         return "the spec's scales are those of a tensor or of heads, which do not move with rows: leave the "
                "argument out, or ask for \"kv_scale\": \"token_head\"";
@@ -197,7 +199,7 @@ std::string condition_text(const Condition& condition) {
     case Needs::tree:
       return "a tree mask";
     case Needs::kv_dtype:
-      return "an 8-bit `kv_dtype`";
+      return "an 8-bit `kv_dtype` but fp8_ds_mla";
     case Needs::new_rows:
       return "`append`";
     case Needs::queries:

@@ -183,7 +183,7 @@ constexpr DType elements(const Spec& s) {
   return s.dtype;
 }
 constexpr DType of_keys(const Spec& s) {
-  return s.kv_dtype.value_or(s.dtype);
+  return s.kv_dtype == DType::fp8_ds_mla ? DType::uint8 : s.kv_dtype.value_or(s.dtype);
 }
 constexpr DType of_o(const Spec& s) {
   return s.o_dtype.value_or(s.dtype);
@@ -238,7 +238,7 @@ constexpr char rows[] = "[batch, seqlen, heads, head_dim]", packed[] = "packed [
 constexpr Layout like_q{rows, packed,
                         [](const Spec& s, const Shape& z) { return q_sizes(s, z, s.head_dim); }};
 constexpr Layout like_k{rows, packed, pages,
-                        [](const Spec& s, const Shape& z) { return k_sizes(s, z, s.head_dim); }};
+                        [](const Spec& s, const Shape& z) { return k_sizes(s, z, s.key_elements()); }};
 constexpr Layout like_v{rows, packed, pages,
                         [](const Spec& s, const Shape& z) { return k_sizes(s, z, dim_v(s)); }};
 constexpr Layout like_o{rows, packed, [](const Spec& s, const Shape& z) { return q_sizes(s, z, dim_v(s)); }};

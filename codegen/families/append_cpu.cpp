@@ -22,14 +22,21 @@ constexpr char
                                 void*) {
   append_quantised<Spec>(*params, begin, end);
 }
+)",
+    ds_mla_text[] =
+        R"(extern "C" void flashjit_append(const AppendDsMla<Spec>::Params* params, i64 begin, i64 end, void*) {
+  append_ds_mla<Spec>(*params, begin, end);
+}
 )";
 
 void render(const AttentionSpec& spec, KernelSource& source) {
-  const bool quantised = spec.kv_dtype.has_value();
+  const bool quantised = spec.has_kv_scales();
   source.text += include_lines(append_header(true, spec), spec) + "\n" +
                  structs(spec, quantised ? "AppendQuantisedCpuSpec" : "AppendCpuSpec", "", "", choices,
                          source.config, "") +
-                 (quantised ? quantised_text : function_text);
+                 (quantised       ? quantised_text
+                  : spec.kv_dtype ? ds_mla_text
+                                  : function_text);
   source.steps.push_back(
       {.function = "flashjit_append", .params = params_of_append<device::AppendParams>(spec, false)});
 }

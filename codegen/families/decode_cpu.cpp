@@ -22,7 +22,7 @@ constexpr int usual_block_n = 64;  // with batch_invariant the only one: it orde
 
 int scratch_of(const AttentionSpec& spec, const KernelConfig& config) {
   return device::cpu_decode_scratch(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
-                                    spec.batch_invariant, spec.kv_dtype.has_value());
+                                    spec.batch_invariant, spec.has_kv_scales());
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
@@ -60,10 +60,12 @@ std::string function_text(const AttentionSpec& spec) {
 }
 
 void render(const AttentionSpec& spec, KernelSource& source) {
-  source.text += include_lines("cpu/decode.h", spec) + "\n" +
-                 structs(spec, "DecodeCpuSpec", params_of<device::CpuDecodeParams>(spec).text, "", choices,
-                         source.config, "") +
-                 function_text(spec);
+  source.text +=
+      include_lines(spec.kv_dtype == DType::fp8_ds_mla ? "cpu/decode_ds_mla.h" : "cpu/decode.h", spec) +
+      "\n" +
+      structs(spec, "DecodeCpuSpec", params_of<device::CpuDecodeParams>(spec).text, "", choices,
+              source.config, "") +
+      function_text(spec);
   source.steps.push_back({.function = "flashjit_decode",
                           .scratch = scratch_of(spec, source.config),
                           .params = params_of<device::CpuDecodeParams>(spec)});

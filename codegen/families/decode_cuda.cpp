@@ -178,6 +178,7 @@ extern constinit const KernelFamily family = {
     .dtypes = two_byte_dtypes,
     .fields = mma_decode::fields,
     .masks = mma_decode::masks,
+    .refusal = no_ds_mla_on_gpus,
     .choices = mma_decode::choices,
     .misfit = mma_decode::misfit,
     .axes = mma_decode::axes,

@@ -4,6 +4,7 @@
 #include "codegen/families/decode_cuda.hpp"
 #include "codegen/families/decode_kernels.hpp"
 #include "codegen/families/kernel_text.hpp"
+#include "codegen/families/refusals.hpp"
 #include "codegen/spec/mask_rules.hpp"
 
 namespace flashjit::forward_sm90a {
@@ -99,6 +100,7 @@ extern constinit const KernelFamily family = {
     .dtypes = two_byte_dtypes,
     .fields = mma_decode::fields,
     .masks = mma_decode::masks,
+    .refusal = no_ds_mla_on_gpus,
     .choices = choices,
     .misfit = misfit,
     .axes = axes,

@@ -78,7 +78,7 @@ ParamsType params_of(const AttentionSpec& spec) {
   using enum ParamsType::Formulas;
   ParamsType type{.own = &id_of_struct<Own>, .text = std::string(name_of_struct<Own>())};
   type.paged = has_pages && spec.paged;
-  type.quantised = spec.kv_dtype.has_value();
+  type.quantised = spec.has_kv_scales();
   type.formulas = has_gradients(spec) ? gradients : reads_formula_params(spec) ? read : none;
   type.offsets = spec.offsets;
   const auto wrap = [&](const char* in) { type.text = std::string(in) + "<" + type.text + ">"; };
@@ -95,7 +95,7 @@ ParamsType params_of(const AttentionSpec& spec) {
 template <class Own>
 ParamsType params_of_append(const AttentionSpec& spec, bool last_keys) {
   ParamsType type{.own = &id_of_struct<Own>};
-  type.quantised = spec.kv_dtype.has_value();
+  type.quantised = spec.has_kv_scales();
   type.last_keys = last_keys;
   type.rotated = spec.rotary.has_value();
   const int dim = spec.rotary ? spec.rotary->columns(spec.head_dim) : 0;

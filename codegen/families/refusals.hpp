@@ -6,11 +6,15 @@
 
 #include "codegen/base/target.hpp"
 #include "codegen/spec/config.hpp"
+#include "codegen/spec/spec.hpp"
 
 namespace flashjit {
 
 // "num_warps 3 is not 4 or 8"
 std::string wrong(const char* choice, int value, const std::string& rule);
+
+// Caches of fp8_ds_mla, for families of GPUs.
+std::string no_ds_mla_on_gpus(const AttentionSpec& spec);
 
 // A block's shared memory: empty if the bytes fit, else the choices and why they do not.
 std::string too_much_shared_memory(const KernelConfig& config, std::initializer_list<const char*> choices,

@@ -154,6 +154,8 @@ const char* to_string(DType dtype) noexcept {
       return "fp8_e4m3";
     case DType::fp8_e5m2:
       return "fp8_e5m2";
+    case DType::fp8_ds_mla:
+      return "fp8_ds_mla";
   }
   return "unknown";
 }
@@ -206,6 +208,7 @@ std::size_t size_of(DType dtype) noexcept {
     case DType::uint8:
     case DType::fp8_e4m3:
     case DType::fp8_e5m2:
+    case DType::fp8_ds_mla:
       return 1;
   }
   return 0;

@@ -80,7 +80,8 @@ struct Rotary {
 
 // Families say how large a head may be.
 inline constexpr Range head_dims = {.first = 8, .step = 8};
-inline constexpr std::array kv_dtypes = {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2,
+inline constexpr int ds_mla_bytes = 656;  // of a key of fp8_ds_mla
+inline constexpr std::array kv_dtypes = {DType::int8, DType::fp8_e4m3, DType::fp8_e5m2, DType::fp8_ds_mla,
                                          DType::bf16, DType::fp16,     DType::fp32};
 
 struct FLASHJIT_API AttentionSpec {
@@ -102,7 +103,7 @@ struct FLASHJIT_API AttentionSpec {
   // merge: adds the parts as they are, without weights, such as gradients of several launches.
   bool sum = false;
   std::optional<DType> grad_dtype = {};  // backward: dtype of dq, dk and dv; absent: dtype
-  std::optional<DType> kv_dtype = {};    // int8, fp8_e4m3, fp8_e5m2: the dtype of k and v; absent: dtype
+  std::optional<DType> kv_dtype = {};    // an 8-bit dtype: that of k and v; absent: dtype
   std::optional<KvScale> kv_scale = {};  // with kv_dtype; absent: tensor
   // Formulas that turn scale * q.k into the score that the softmax sees, applied one after the other.
   std::vector<std::string> score = {};
@@ -166,8 +167,12 @@ struct FLASHJIT_API AttentionSpec {
   // invalid_spec or unsupported.
   AttentionSpec validated() const;
 
-  // The columns of a key and its value in the caches. The spec is validated.
-  int cached_columns() const { return head_dim + (v_in_k ? 0 : head_dim_v); }
+  // Whether k and v hold values whose scales are arguments.
+  bool has_kv_scales() const { return kv_dtype && kv_dtype != DType::fp8_ds_mla; }
+  // Elements of a key in the tensor k: bytes with fp8_ds_mla.
+  int key_elements() const { return kv_dtype == DType::fp8_ds_mla ? ds_mla_bytes : head_dim; }
+  // The elements of a key and its value in the caches. The spec is validated.
+  int cached_columns() const { return key_elements() + (v_in_k ? 0 : head_dim_v); }
 
   std::size_t hash() const noexcept;
   bool operator==(const AttentionSpec&) const = default;

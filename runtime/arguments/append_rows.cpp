@@ -180,7 +180,7 @@ void check_new_rows(const AttentionSpec& spec, Device device, const AttentionArg
   const Tensor& k = require<&AttentionArgs::k>(spec, args, device);
   const int rank = k_new.rank, rows = rank - 3, heads = rank - 2, dim = rank - 1;
   require_shape("k_new", k_new, dim, spec.head_dim, "the spec's head_dim");
-  require_shape("k", k, 3, spec.head_dim, "the spec's head_dim");
+  require_shape("k", k, 3, spec.key_elements(), rule_of_key_elements(spec));
   require_shape("k", k, 2, k_new.shape[heads], "k_new's heads");
   if (spec.paged) {
     require_page_size(k);
@@ -224,7 +224,7 @@ void check_append_pages(const AttentionSpec& spec, Device device, const Attentio
 void check_conversions(const AttentionSpec& spec, Device device, const AttentionArgs& args,
                        CheckedAppend& p) {
   if (spec.rotary) check_rotary(spec, device, args, p);
-  if (spec.kv_dtype) check_written_scales(spec, args);
+  if (spec.has_kv_scales()) check_written_scales(spec, args);
 }
 
 void plan_cuda_append(const PlannedKernel& kernel, int num_warps, const CheckedAppend& params,

@@ -167,7 +167,7 @@ CheckedAttention check_attention(const AttentionSpec& spec, Device device, const
   const int rows = varlen ? 0 : 1, heads = rank - 2, dim = rank - 1;
   const int key_rows = k.rank - 3, key_heads = k.rank - 2, key_dim = k.rank - 1;
   require_shape("q", q, dim, spec.head_dim, "the spec's head_dim");
-  require_shape("k", k, key_dim, spec.head_dim, "the spec's head_dim");
+  require_shape("k", k, key_dim, spec.key_elements(), rule_of_key_elements(spec));
   if (!spec.v_in_k) require_shape("v", v, key_dim, spec.head_dim_v, "the spec's head_dim_v");
   require_shape("o", o, dim, spec.head_dim_v, "the spec's head_dim_v");
   require_shape("o", o, rows, q.shape[rows], "as q");

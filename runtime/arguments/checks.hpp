@@ -49,6 +49,11 @@ void require_memory(const char* name, const Tensor& t, Device device);
 
 void require_shape(const char* name, const Tensor& t, int dim, std::int64_t expected, const char* what);
 
+// The last dimension of k is as long as the spec's key_elements(): why.
+inline const char* rule_of_key_elements(const AttentionSpec& spec) {
+  return spec.kv_dtype == DType::fp8_ds_mla ? "the bytes of a key of fp8_ds_mla" : "the spec's head_dim";
+}
+
 // Throws for sizes that no kernel can have: negative sizes, num_heads_q that is no multiple of num_heads_kv.
 void check_shape(const AttentionSpec& spec, const Shape& shape);
 

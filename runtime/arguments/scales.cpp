@@ -36,7 +36,7 @@ device::KvScales check(const AttentionSpec& spec, Device device, const Attention
 
 std::optional<CheckedKvScales> check_kv_scales(const AttentionSpec& spec, Device device,
                                                const AttentionArgs& args) {
-  if (!spec.kv_dtype) return {};
+  if (!spec.has_kv_scales()) return {};
   const device::KvScales k = check<&AttentionArgs::k_scale>(spec, device, args, *args.k);
   return CheckedKvScales{k, spec.v_in_k ? k : check<&AttentionArgs::v_scale>(spec, device, args, *args.k)};
 }

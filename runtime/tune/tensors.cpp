@@ -15,6 +15,7 @@
 #include "runtime/thread_pool.hpp"
 #include "runtime/tune/mask_tables.hpp"
 #include "runtime/tune/named_tables.hpp"
+#include "templates/shared/ds_mla.h"
 
 namespace flashjit {
 namespace {
@@ -82,6 +83,22 @@ std::vector<char> repeated(float value, std::size_t count) {
   std::vector<char> bytes(count * sizeof value);
   for (std::size_t i = 0; i < count; ++i) std::memcpy(bytes.data() + i * sizeof value, &value, sizeof value);
   return bytes;
+}
+
+// Keys of a cache of fp8_ds_mla, with scales of 1.
+std::vector<char> random_ds_mla(std::size_t bytes, std::uint64_t seed) {
+  using device::DsMla;
+  std::vector<char> keys = random_elements(DType::fp8_e4m3, bytes, seed);
+  const std::vector<char> scales = repeated(1, DsMla::groups),
+                          rotary = random_elements(DType::bf16, bytes / DsMla::bytes * DsMla::rotary_columns,
+                                                   seed);
+  for (std::size_t key = 0; key < bytes / DsMla::bytes; ++key) {
+    char* const at = keys.data() + key * DsMla::bytes;
+    std::memcpy(at + DsMla::scales, scales.data(), scales.size());
+    constexpr std::size_t size = DsMla::rotary_columns * 2;
+    std::memcpy(at + DsMla::rotary, rotary.data() + key * size, size);
+  }
+  return keys;
 }
 
 // A backward's lse, as scores of such q and k give it where a row sees all keys: their variance is near 16
@@ -187,6 +204,8 @@ TuneTensors::TuneTensors(const AttentionSpec& spec, const Shape& shape, Device d
         parts.back().values = argument.tensor() == &AttentionArgs::lse ? typical_lse(count, shape.seqlen_k)
                               : is_kv_scale(argument)
                                   ? repeated(spec.kv_dtype == DType::int8 ? 1.0f / 64 : 1.0f, count)
+                              : argument.tensor() == &AttentionArgs::k && spec.kv_dtype == DType::fp8_ds_mla
+                                  ? random_ds_mla(count, seed++)
                                   : random_elements(view.dtype, count, seed++);
       continue;
     }

@@ -35,6 +35,19 @@ FLASHJIT_FN void store_rounded(KvElement* p, Vec8 v) {
   store_bytes(p, (v == v ? rounded : Int8{} + 0x7f) | sign);
 }
 
+// The largest magnitude of a row. NaN counts as nothing.
+template <int columns>
+FLASHJIT_FN float largest_of(const float* row) {
+  Vec8 largest{};
+  for (int c = 0; c < columns; c += 8) {
+    const Vec8 size = reinterpret_cast<Vec8>(reinterpret_cast<Int8>(load8(row + c)) & 0x7fffffffu);
+    largest = size > largest ? size : largest;
+  }
+  float result = 0;
+  for (int i = 0; i < 8; ++i) result = largest[i] > result ? largest[i] : result;
+  return result;
+}
+
 // Defaults of a rendered Spec.
 struct AppendQuantisedCpuSpec : AppendCpuSpec {
   static constexpr KvScale kv_scale = KvScale::tensor;
@@ -80,19 +93,6 @@ struct AppendQuantised : Append<Spec, Quantised<Own>> {
     const ScaleFactors by(scale, [](float x) { return 1 / x; });
     KvElement* const to = static_cast<KvElement*>(cache.data) + cache.offset(at.page, at.page_row, head);
     for (int c = 0; c < columns; c += vector) store_rounded(to + c, load8(row + c) * by.first * by.second);
-  }
-
-  // The largest magnitude. NaN counts as nothing.
-  template <int columns>
-  FLASHJIT_FN static float largest_of(const float* row) {
-    Vec8 largest{};
-    for (int c = 0; c < columns; c += vector) {
-      const Vec8 size = reinterpret_cast<Vec8>(reinterpret_cast<Int8>(load8(row + c)) & 0x7fffffffu);
-      largest = size > largest ? size : largest;
-    }
-    float result = 0;
-    for (int i = 0; i < vector; ++i) result = largest[i] > result ? largest[i] : result;
-    return result;
   }
 };
 

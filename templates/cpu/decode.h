@@ -39,7 +39,7 @@ class DecodeTile {
   using Element = typename Spec::Element;
   using OElement = typename OutputElement<typename Spec::o_dtype, Element>::type;
   using KvElement = typename OutputElement<typename Spec::kv_dtype, Element>::type;
-  static constexpr bool has_scales = is_quantised<KvElement>;
+  static constexpr bool has_scales = is_quantised<KvElement>, converts = !__is_same(KvElement, Element);
   using Mask = typename Spec::Mask;
   using Score = typename Spec::Score;
   using Sinks = typename Spec::Sinks;
@@ -270,7 +270,7 @@ class DecodeTile {
         const Element* const from = static_cast<const Element*>(p_.q.data) + problem_.q_offset(p_.q) +
                                     row / group_ * p_.q.row_stride +
                                     (head * group_ + row % group_) * p_.q.head_stride;
-        if constexpr (has_scales) {  // in the order of K's columns
+        if constexpr (converts) {  // in the order of K's columns
           for (int c = 0; c < q_row; c += 8)
             store8(q_ + at * q_row + c, c < head_dim ? load8(from + c) : Vec8{});
         } else {

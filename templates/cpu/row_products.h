@@ -76,6 +76,12 @@ struct Weights {
   FLASHJIT_FN float operator()(int row, int key) const { return data[row * row_stride + key * key_stride]; }
 };
 
+// A row's columns from `begin` on.
+template <class Element>
+FLASHJIT_FN const Element* columns_from(const Element* row, int begin) {
+  return row + begin;
+}
+
 // Columns [begin, begin + width) of o += P V for `rows` rows and keys [0, keys). o: [rows][o_row], with the
 // order of columns of V's loads. v(key), next(key): the row of a key, and the row that is fetched with it.
 template <int rows, int width, bool fetches, class V, class Next>
@@ -91,7 +97,7 @@ FLASHJIT_FN void add_value_columns(Weights p, int keys, V v, Next next, float* o
 #pragma unroll
     for (int c = 0; c < vectors; ++c) sums[r][c] = load(o + r * o_row + c * lanes);
   for (int key = 0; key < keys; ++key) {
-    const Element* const row = v(key) + begin;
+    const auto row = columns_from(v(key), begin);
     const Element* const later = next(key) + begin;
     Vec columns[vectors / of_load][of_load];
 #pragma unroll

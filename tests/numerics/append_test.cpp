@@ -85,6 +85,37 @@ TEST_P(Append, LatentCaches) {
       }
 }
 
+// Keys of 656 bytes, with a scale for each 128 columns.
+TEST_P(Append, DsMla) {
+  AppendCase c{.batch = 3,
+               .seqlen = 9,
+               .rows = 100,
+               .heads_kv = 1,
+               .heads_q = 16,
+               .head_dim = 576,
+               .head_dim_v = 512,
+               .kv_dtype = DType::fp8_ds_mla,
+               .v_in_k = true};
+  if (!why_unsupported(c.spec(), Target::parse(on().target())).empty()) return;
+  for (const bool by_slots : {false, true})
+    for (const int page_size : {0, 64})
+      for (const std::optional<Rotary>& rotary :
+           {std::optional<Rotary>(),
+            {Rotary{.first = 512, .q = true}},
+            {Rotary{.style = RotaryStyle::interleaved, .first = 512, .q = true}},
+            // Whole rows, which no engine asks for.
+            {Rotary{.dim = 64, .tables = DType::fp32}}})
+        for (const bool hard_rows : {false, true}) {
+          c.packed = c.by_slots = by_slots;
+          c.page_size = page_size;
+          c.rotary = rotary;
+          c.hard_rows = hard_rows && (!rotary || rotary->first);  // nothing is known of rotated infinity
+          c.layout = page_size ? MemoryLayout::contiguous : MemoryLayout::heads_first;
+          if (!takes_next(c.spec(), 3)) continue;
+          EXPECT_TRUE(computes(c));
+        }
+}
+
 // Columns before and after the rotated ones keep their bits.
 TEST_P(Append, RotaryInTheMiddle) {
   for (const RotaryStyle style : {RotaryStyle::half, RotaryStyle::interleaved})

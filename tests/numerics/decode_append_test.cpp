@@ -17,6 +17,7 @@
 #include "tests/numerics/specs.hpp"
 #include "tests/support/guarded_tensor.hpp"
 #include "tests/support/test_device.hpp"
+#include "tools/verify/ds_mla.hpp"
 #include "tools/verify/random_tensor.hpp"
 
 namespace flashjit::testing_support {
@@ -46,7 +47,7 @@ struct AppendingCase {
                        .paged = page_size > 0,
                        .v_in_k = v_in_k,
                        .kv_dtype = kv_dtype};
-    if (kv_dtype) spec.kv_scale = kv_scale;
+    if (spec.has_kv_scales()) spec.kv_scale = kv_scale;
     return spec;
   }
   AttentionSpec append_kv() const {
@@ -85,10 +86,15 @@ class Tensors {
     const std::vector<std::int64_t> of_scales = {c.page_size ? batch * pages : batch,
                                                  c.page_size ? c.page_size : c.rows, c.heads_kv};
     std::vector<std::int64_t> of_cache = of_scales;
-    of_cache.push_back(c.head_dim);
+    of_cache.push_back(c.decode().key_elements());
     add(&AttentionArgs::q, c.dtype, of_rows(c.heads_q, c.head_dim));
     add(&AttentionArgs::k_new, c.dtype, of_rows(c.heads_kv, c.head_dim));
-    add(&AttentionArgs::k, c.kv_dtype.value_or(c.dtype), of_cache);
+    const bool is_ds_mla = c.kv_dtype == DType::fp8_ds_mla;
+    add(&AttentionArgs::k, is_ds_mla ? DType::uint8 : c.kv_dtype.value_or(c.dtype), of_cache);
+    if (is_ds_mla) {
+      verify::fill_random_ds_mla(at(&AttentionArgs::k).on_host(), 3);
+      at(&AttentionArgs::k).upload();
+    }
     of_cache.back() = dim_v;
     if (!c.v_in_k) {
       add(&AttentionArgs::v_new, c.dtype, of_rows(c.heads_kv, dim_v));
@@ -101,7 +107,7 @@ class Tensors {
     } else {
       add(&AttentionArgs::lse, DType::fp32, {batch, c.heads_q, c.seqlen_q});
     }
-    if (c.kv_dtype) {
+    if (c.decode().has_kv_scales()) {
       const bool of_tokens = c.kv_scale == KvScale::token_head;
       const std::vector<std::int64_t> sizes =
           of_tokens ? of_scales : std::vector<std::int64_t>{c.kv_scale == KvScale::head ? c.heads_kv : 1};
@@ -234,6 +240,16 @@ TEST_P(DecodeAppends, AsTwoLaunchesDo) {
                                   .head_dim_v = 512,
                                   .v_in_k = true,
                                   .page_size = 64,
+                                  .rotary = Rotary{.first = 512, .q = true}},
+                                 {.seqlen_q = 2,
+                                  .heads_q = 16,
+                                  .heads_kv = 1,
+                                  .head_dim = 576,
+                                  .head_dim_v = 512,
+                                  .packed = true,
+                                  .v_in_k = true,
+                                  .page_size = 64,
+                                  .kv_dtype = DType::fp8_ds_mla,
                                   .rotary = Rotary{.first = 512, .q = true}},
                                  // So many rows that sm_90a takes the forward's kernel.
                                  {.seqlen_q = 40,

@@ -92,6 +92,41 @@ TEST_P(WideHeads, Decode) {
   }
 }
 
+// Keys of 656 bytes, whose 512 columns have four scales (templates/shared/ds_mla.h).
+TEST_P(WideHeads, DecodeOfDsMla) {
+  const auto spec = [](std::vector<Mask> mask, SpecOptions options = {}) {
+    options.head_dim_v = 512;
+    options.v_in_k = true;
+    options.kv_dtype = DType::fp8_ds_mla;
+    return decode_spec(DType::bf16, 576, std::move(mask), options);
+  };
+  const std::vector<Case> cases = {
+      {.spec = spec({CausalMask{}}, {.paged = true}), .heads_q = 16, .seqlen_q = 2, .page_size = 64},
+      {.spec = spec({SlidingWindowMask{}}, {.o_dtype = DType::fp32, .paged = true}),
+       .heads_q = 128,
+       .seqlen_q = 3,
+       .page_size = 16},
+      {.spec = spec({CausalMask{}}, {.varlen = true, .paged = true, .batch_invariant = true}),
+       .heads_q = 20,
+       .lengths_q = {2, 0, 5},
+       .lengths_k = {150, 7, 60},
+       .page_size = 64},
+      {.spec = spec({TreeMask{}}), .heads_q = 6, .heads_kv = 2, .seqlen_q = 5}};
+  std::uint64_t seed = 0;
+  for (Case c : cases) {
+    if (!why_unsupported(c.spec, Target::parse(on().target())).empty()) return;
+    c.batch = 2;
+    c.seqlen_k = 150;
+    for (const Poison poison : {Poison::nan, Poison::infinity}) {
+      c.poison = poison;
+      c.seed = ++seed;
+      c.layout_kv = seed % 2 ? MemoryLayout::contiguous : MemoryLayout::heads_first;
+      if (!takes_next(c.spec, 3)) continue;
+      EXPECT_TRUE(computes(on(), c));
+    }
+  }
+}
+
 TEST_P(WideHeads, Backward) {
   int place = 0;
   for (const auto& [dim, dim_v] : dims) {

@@ -379,6 +379,21 @@ class Others(unittest.TestCase):
         with self.assertRaisesRegex(flashjit.InvalidArgumentError, "v_new.*is no argument of the spec"):
             flashjit.append_kv(cache, None, new, new, head_dim_v=40, append_positions=np.array([4], np.int32))
 
+    def test_ds_mla_cache(self):
+        cache, new = np.zeros((1, 8, 1, 656), np.uint8), random((1, 8, 1, 576), ml_dtypes.bfloat16, 1)
+        flashjit.append_kv(cache, None, new, head_dim_v=512, append_positions=np.array([0], np.int32))
+        columns, scales = cache[..., :512].view(ml_dtypes.float8_e4m3fn), cache[..., 512:528].view(np.float32)
+        latent = (columns.astype(np.float32).reshape(8, 4, 128) * scales.reshape(8, 4, 1)).reshape(1, 8, 1, 512)
+        np.testing.assert_array_equal(cache[..., 528:].view(ml_dtypes.bfloat16), new[..., 512:])
+        # Half a unit of three bits, or of the smallest subnormal times the scale.
+        wanted = new[..., :512].astype(np.float32)
+        np.testing.assert_allclose(latent, wanted, rtol=2.0**-4, atol=2.0**-10 * scales.max())
+        q = random((1, 1, 4, 576), ml_dtypes.bfloat16, 2)
+        o = flashjit.decode(q, cache, head_dim_v=512)
+        k = np.concatenate([latent, new[..., 512:].astype(np.float32)], -1)
+        wanted, _, bound, _ = attention(q, k, latent)
+        check(self, o, wanted, bound)
+
     def test_8_bit_cache(self):
         k, v = (np.zeros((1, 8, 2, 64), ml_dtypes.float8_e4m3fn) for _ in range(2))
         scales = [np.ones((1, 8, 2), np.float32) for _ in range(2)]

@@ -52,7 +52,7 @@ struct AppendCase {
     spec.v_in_k = v_in_k;
     spec.rotary = rotary;
     spec.kv_dtype = kv_dtype;
-    if (kv_dtype) spec.kv_scale = kv_scale;
+    if (spec.has_kv_scales()) spec.kv_scale = kv_scale;
     return spec.validated();
   }
   Shape shape() const {
@@ -81,7 +81,7 @@ class AppendProblem {
         spec_(given.spec()),
         k_new_(device, given.dtype, of_tokens(given.heads_kv, given.head_dim), Poison::nan, Fence::after),
         v_new_(device, given.dtype, of_tokens(given.heads_kv, spec_.head_dim_v), Poison::nan, Fence::before),
-        k_(device, cache_dtype(), of_cache(given.head_dim), Poison::nan, Fence::after),
+        k_(device, cache_dtype(), of_cache(spec_.key_elements()), Poison::nan, Fence::after),
         v_(device, cache_dtype(), of_cache(spec_.head_dim_v), Poison::infinity, Fence::before),
         k_scale_(device, DType::fp32, of_scales(), Poison::nan, Fence::after),
         v_scale_(device, DType::fp32, of_scales(), Poison::infinity, Fence::before),
@@ -140,6 +140,9 @@ class AppendProblem {
       expected.push_back(before_[before]);
     };
     add(k_, 0);
+    // Whole keys of fp8_ds_mla are written, though the oracle has three outputs of them.
+    const bool is_ds_mla = case_.kv_dtype == DType::fp8_ds_mla;
+    if (is_ds_mla) add(k_, 0), add(k_, 0);
     if (!case_.v_in_k) add(v_, 1);
     if (writes_scales()) add(k_scale_, 2);
     if (writes_scales() && !case_.v_in_k) add(v_scale_, 3);
@@ -149,7 +152,9 @@ class AppendProblem {
       const bool is_scale = outputs[row.output] == &k_scale_ || outputs[row.output] == &v_scale_;
       std::int64_t place = 0;
       for (std::size_t i = 0; i + !is_scale < sizes.size(); ++i) place = place * sizes[i] + row.place[i];
-      const std::size_t bytes = row.values.size() * size_of(outputs[row.output]->on_host().dtype);
+      const std::size_t bytes = is_ds_mla && row.output < 3
+                                    ? ds_mla_bytes
+                                    : row.values.size() * size_of(outputs[row.output]->on_host().dtype);
       const std::vector<std::byte> now = outputs[row.output]->elements();
       const auto at = static_cast<std::ptrdiff_t>(static_cast<std::size_t>(place) * bytes);
       std::copy_n(now.begin() + at, bytes, expected[row.output].begin() + at);
@@ -223,7 +228,9 @@ class AppendProblem {
       return arrange(case_.layout, {num_pages(), case_.page_size, case_.heads_kv, dim}, cache_dtype());
     return arrange(case_.layout, {case_.batch, case_.rows, case_.heads_kv, dim}, cache_dtype());
   }
-  DType cache_dtype() const { return case_.kv_dtype.value_or(case_.dtype); }
+  DType cache_dtype() const {
+    return case_.kv_dtype == DType::fp8_ds_mla ? DType::uint8 : case_.kv_dtype.value_or(case_.dtype);
+  }
   bool writes_scales() const { return case_.kv_dtype && case_.kv_scale == KvScale::token_head; }
   TensorShape of_scales() const {
     if (case_.kv_scale == KvScale::tensor) return plain({1});
@@ -345,7 +352,7 @@ class AppendProblem {
   void make_args() {
     args_.k_new = k_new_.on_device();
     args_.k = k_.on_device();
-    if (case_.kv_dtype) args_.k_scale = scales(k_scale_.on_device());
+    if (spec_.has_kv_scales()) args_.k_scale = scales(k_scale_.on_device());
     if (!case_.v_in_k) {
       args_.v_new = v_new_.on_device();
       args_.v = v_.on_device();

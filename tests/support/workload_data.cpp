@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "tests/support/workload.hpp"
+#include "tools/verify/ds_mla.hpp"
 #include "tools/verify/element.hpp"
 #include "tools/verify/mask.hpp"
 #include "tools/verify/random_tensor.hpp"
@@ -58,6 +59,7 @@ void Workload::fill() {
   verify::fill_random(k, case_.seed * 3 + 1, options);
   options.scale = stored;
   verify::fill_random(v, case_.seed * 3 + 2, options);
+  if (case_.spec.kv_dtype == DType::fp8_ds_mla) verify::fill_random_ds_mla(k, case_.seed * 3 + 1);
   if (case_.spec.kv_dtype)
     for (const TensorMember member :
          {TensorMember(&AttentionArgs::k_scale), TensorMember(&AttentionArgs::v_scale)})
@@ -229,6 +231,10 @@ void Workload::fill_scales(const Tensor& t, float usual, bool wide) const {
 }
 
 std::vector<Tensor> Workload::of_keys() {
+  if (case_.spec.kv_dtype == DType::fp8_ds_mla) {
+    const verify::DsMlaParts parts(this->k().on_host());
+    return {parts.columns, parts.scales, parts.rotary};
+  }
   std::vector<Tensor> all = {this->k().on_host(), this->v().on_host()};
   if (case_.spec.kv_scale != KvScale::token_head) return all;
   for (const TensorMember member :

@@ -151,6 +151,16 @@ TEST(Family, HeadsAreTheirOwn) {
     const AttentionSpec spec = AttentionSpec::from_json(text);
     EXPECT_LE(heuristic_config(spec, hopper, {64, 1, 4096, 16, 1}).block_n, 32) << text;
   }
+  for (const char* op : {"decode", "append_kv"}) {
+    const AttentionSpec rows = AttentionSpec::from_json(
+        R"({"op": ")" + std::string(op) +
+        R"(", "dtype": "bf16", "head_dim": 576, "head_dim_v": 512, "v_in_k": true, "kv_dtype": "fp8_ds_mla"})");
+    for (const Target& target : Target::all())
+      EXPECT_EQ(why_unsupported(rows, target),
+                target.is_cuda()
+                    ? "kv_dtype fp8_ds_mla has kernels on CPUs only; kv_dtype fp8_e4m3 would work"
+                    : "");
+  }
   for (const Target& target : Target::all())
     for (const Operation op : operations_on(target)) {
       const KernelFamily& family = family_of(op, target);

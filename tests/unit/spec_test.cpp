@@ -458,6 +458,15 @@ TEST(Spec, EightBitKeysAndValues) {
   };
   EXPECT_EQ(parse(decode(R"(, "kv_dtype": "bf16")")).to_json(), decode(""));
   expect_invalid(decode(R"(, "kv_dtype": "fp16")"), {"kv_dtype fp16", "int8, fp8_e4m3, fp8_e5m2"});
+  const std::string latent =
+      R"({"op": "decode", "dtype": "bf16", "head_dim": 576, "head_dim_v": 512, "v_in_k": true, )"
+      R"("kv_dtype": "fp8_ds_mla")";
+  EXPECT_EQ(parse(latent + "}").key_elements(), 656);
+  EXPECT_EQ(parse(R"({"op": "append_kv")" + latent.substr(15) + "}").key_elements(), 656);
+  expect_unsupported(decode(R"(, "kv_dtype": "fp8_ds_mla")"), {"head_dim 576, head_dim_v 512", "v_in_k"});
+  expect_unsupported(latent + R"(, "kv_scale": "token_head"})", {"whose rows hold their scales"});
+  expect_unsupported(R"({"op": "forward", "paged": true)" + latent.substr(15) + "}",
+                     {"kv_dtype fp8_ds_mla is not supported by op forward; decode or append_kv would work"});
   expect_invalid(decode(R"(, "kv_dtype": "int4")"), {"kv_dtype \"int4\"", "did you mean int8"});
   expect_unsupported(decode(R"(, "kv_scale": "head")"), {"kv_scale head has no meaning without kv_dtype"});
   expect_invalid(decode(R"(, "kv_dtype": "int8", "kv_scale": "row")"), {"kv_scale \"row\"", "token_head"});

@@ -17,6 +17,7 @@
 #include "runtime/tune/named_tables.hpp"
 #include "tools/verify/backward_oracle.hpp"
 #include "tools/verify/block_lists_oracle.hpp"
+#include "tools/verify/ds_mla.hpp"
 #include "tools/verify/mask.hpp"
 #include "tools/verify/npy.hpp"
 
@@ -239,7 +240,10 @@ Workload Workload::generate(const AttentionSpec& spec, const Shape& shape, std::
     verify::RandomOptions own_numbers = numbers;
     if (is_cache) own_numbers.scale *= stored;
     const bool computed = argument.tensor() == &AttentionArgs::o || argument.tensor() == &AttentionArgs::lse;
-    if (!computed) verify::fill_random(tensor.view(), own_seed++, own_numbers);
+    if (is_cache && spec.kv_dtype == DType::fp8_ds_mla)
+      verify::fill_random_ds_mla(tensor.view(), own_seed++, own_numbers);
+    else if (!computed)
+      verify::fill_random(tensor.view(), own_seed++, own_numbers);
     work.add(argument, std::move(tensor));
   }
   // Lists of the spec's other masks are made of them, below.
@@ -548,7 +552,7 @@ double moved_bytes(const AttentionSpec& spec, const AttentionArgs& args) {
 
 double appended_bytes(const AttentionSpec& spec, const AttentionArgs& args) {
   const auto element = static_cast<double>(size_of(spec.dtype));
-  const double of_new_row = spec.cached_columns() * element;
+  const double of_new_row = (spec.head_dim + (spec.v_in_k ? 0 : spec.head_dim_v)) * element;
   return num_rows(*args.k_new) * (of_new_row + bytes_of_cached_row(spec)) +
          (args.q ? 2 * num_rows(*args.q) * spec.head_dim * element : 0);
 }

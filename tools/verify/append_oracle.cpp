@@ -6,6 +6,7 @@
 #include <numbers>
 #include <unordered_map>
 
+#include "tools/verify/ds_mla.hpp"
 #include "tools/verify/element.hpp"
 #include "tools/verify/error_bound.hpp"
 #include "tools/verify/forward_oracle.hpp"
@@ -100,15 +101,19 @@ std::vector<Token> tokens_of(const AttentionSpec& spec, const AttentionArgs& arg
   return tokens;
 }
 
+bool is_ds_mla(const AttentionSpec& spec) {
+  return spec.kv_dtype == DType::fp8_ds_mla;
+}
 bool writes_scales(const AttentionSpec& spec) {
   return spec.kv_dtype && spec.kv_scale == KvScale::token_head;
 }
-// Outputs are k and v, of which a spec with v_in_k has k alone, the scales that are written, and q_out.
+// Outputs are k and v, of which a spec with v_in_k has k alone, the scales that are written, and q_out. A k
+// of fp8_ds_mla is three outputs: its columns, their scales, its rotary columns.
 std::size_t num_caches(const AttentionSpec& spec) {
   return spec.v_in_k ? 1 : 2;
 }
 std::size_t output_of_q(const AttentionSpec& spec) {
-  return (writes_scales(spec) ? 2 : 1) * num_caches(spec);
+  return is_ds_mla(spec) ? 3 : (writes_scales(spec) ? 2 : 1) * num_caches(spec);
 }
 
 class Rows {
@@ -162,6 +167,7 @@ class Rows {
     };
     const std::array<std::int64_t, 4> place = {token.page, token.page_row, head};
     make(kind.from, append_.index(kind.from, token, head), kind.rotated);
+    if (is_ds_mla(append_.spec)) return write_ds_mla(kind.cache, token, head);
     if (!append_.spec.kv_dtype) {
       round(kind.cache.dtype);
       return show(kind.output, index(kind.cache), place);
@@ -184,6 +190,40 @@ class Rows {
       }
     }
     show(kind.output, index(kind.cache), place);
+  }
+
+  void write_ds_mla(const Tensor& cache, const Token& token, int head) {
+    const DsMlaParts parts(cache);
+    const auto index = [&](const Tensor& t) {
+      return token.page * t.strides[0] + token.page_row * t.strides[1] + head * t.strides[2];
+    };
+    const std::array<std::int64_t, 4> place = {token.page, token.page_row, head};
+    const std::vector<double> values = values_, errors = errors_;
+    const auto take = [&](int begin, int count) {
+      values_.assign(values.begin() + begin, values.begin() + begin + count);
+      errors_.assign(errors.begin() + begin, errors.begin() + begin + count);
+    };
+    std::vector<double> columns, column_errors, scales, scale_errors;
+    for (int group = 0; group < device::DsMla::groups; ++group) {
+      take(group * device::DsMla::group, device::DsMla::group);
+      set_scale();
+      scales.push_back(values_[0]);
+      scale_errors.push_back(errors_[0]);
+      take(group * device::DsMla::group, device::DsMla::group);
+      quantise(load_element(parts.scales.data, DType::fp32, index(parts.scales) + group));
+      columns.insert(columns.end(), values_.begin(), values_.end());
+      column_errors.insert(column_errors.end(), errors_.begin(), errors_.end());
+    }
+    values_ = columns, errors_ = column_errors;
+    show(0, index(parts.columns), place);
+    values_ = scales, errors_ = scale_errors;
+    show(1, index(parts.scales), place);
+    take(device::DsMla::columns, device::DsMla::rotary_columns);
+    for (std::size_t c = 0; c < values_.size(); ++c)
+      errors_[c] = is_rotated(c + device::DsMla::columns)
+                       ? with_rounding(rounding_of(DType::bf16), values_[c], errors_[c])
+                       : 0;
+    show(2, index(parts.rotary), place);
   }
 
   void compute_angles(std::int64_t position) {
@@ -244,7 +284,7 @@ class Rows {
       largest = std::max(largest, std::min(std::abs(values_[c]), double{std::numeric_limits<float>::max()}));
       if (!std::isnan(error)) error = std::max(error, errors_[c]);
     }
-    const double unit = largest_of(*append_.spec.kv_dtype);
+    const double unit = largest_of(stored_dtype());
     const double scale = std::max(largest / unit, 0x1p-126);
     values_ = {scale};
     errors_ = {error / unit + 0x1p-22 * scale};
@@ -253,7 +293,7 @@ class Rows {
   // Rounding is monotonous: a stored element lies between what the least and the largest number that a
   // kernel may have before rounding become.
   void quantise(double scale) {
-    const DType dtype = *append_.spec.kv_dtype;
+    const DType dtype = stored_dtype();
     const bool is_zero = std::abs(scale) < 0x1p-126;  // counts as 0
     for (std::size_t c = 0; c < values_.size(); ++c) {
       const double value = values_[c];
@@ -272,6 +312,7 @@ class Rows {
                             values_[c] - rounded_to_8_bits(dtype, exact - off));
     }
   }
+  DType stored_dtype() const { return is_ds_mla(append_.spec) ? DType::fp8_e4m3 : *append_.spec.kv_dtype; }
   static double largest_of(DType dtype) {
     return dtype == DType::int8 ? 127 : dtype == DType::fp8_e4m3 ? e4m3.largest : e5m2.largest;
   }
@@ -297,7 +338,7 @@ std::vector<std::int64_t> sizes_of(const Tensor& t) {
 
 Oracle append_kv_oracle(const AttentionSpec& spec, const AttentionArgs& args, const OracleOptions& options) {
   const Append append{spec, args, options, tokens_of(spec, args)};
-  if (spec.kv_dtype) {
+  if (spec.has_kv_scales()) {
     const int rank = writes_scales(spec) ? 3 : 1;
     need(args.k_scale, "k_scale", rank);
     if (!spec.v_in_k) need(args.v_scale, "v_scale", rank);
@@ -313,6 +354,12 @@ Oracle append_kv_oracle(const AttentionSpec& spec, const AttentionArgs& args, co
                       append.options.max_rows > 0 ? count / std::max<std::size_t>(most, 1) + 1 : 1;
                   for (std::size_t i = 0; i < count; i += step) rows.run(i);
                 }};
+  if (is_ds_mla(spec)) {
+    const DsMlaParts parts(*args.k);
+    oracle.outputs = {{"k", sizes_of(parts.columns), parts.columns, of_cache},
+                      {"k's scales", sizes_of(parts.scales), parts.scales, of_cache},
+                      {"k's rotary columns", sizes_of(parts.rotary), parts.rotary, of_cache}};
+  }
   if (!spec.v_in_k) oracle.outputs.push_back({"v", sizes_of(*args.v), args.v, of_cache});
   if (writes_scales(spec)) {
     const std::vector<const char*> of_scale = {"page", "row", "head"};

@@ -124,6 +124,7 @@ inline double load_element(const void* data, DType dtype, std::int64_t index) {
     }
     case DType::int8:
       return static_cast<signed char>(*at);
+    case DType::fp8_ds_mla:  // a byte
     case DType::uint8:
       return static_cast<unsigned char>(*at);
     case DType::fp8_e4m3:
@@ -160,6 +161,7 @@ inline void store_element(void* data, DType dtype, std::int64_t index, float val
     case DType::int8:
       *at = static_cast<char>(float_to_integer8<signed char>(value));
       break;
+    case DType::fp8_ds_mla:
     case DType::uint8:
       *at = static_cast<char>(float_to_integer8<unsigned char>(value));
       break;

@@ -7,6 +7,7 @@
 
 #include "runtime/dropout.hpp"
 #include "tools/verify/dropout.hpp"
+#include "tools/verify/ds_mla.hpp"
 #include "tools/verify/element.hpp"
 #include "tools/verify/formula.hpp"
 #include "tools/verify/forward_bound.hpp"
@@ -65,7 +66,7 @@ class Worker {
         scale_(resolved_scale(args_, layout_.head_dim)),
         options_(forward.options),
         visit_(visit),
-        scales_values_(spec_.kv_scale == KvScale::token_head),
+        scales_values_(spec_.kv_scale == KvScale::token_head || is_ds_mla()),
         arithmetic_(arithmetic_of(spec_.dtype, spec_.kv_dtype && (decodes() || !scales_values_),
                                   scales_values_ && !decodes())),
         rounding_of_o_(rounding_of(args_.o ? args_.o->dtype : spec_.dtype)),
@@ -157,14 +158,28 @@ class Worker {
     const Sequence& s = layout_.sequences[task.sequence];
     for (int key = 0; key < s.seqlen_k; ++key)
       if (key_kept_[key]) value_scale_[key] = std::abs(kv_scale(value_scales(), s, key, task.head));
+    if (!is_ds_mla()) return;
+    // The floors of all groups of columns: weights times the largest scale, divided by the least.
+    largest_scale_.assign(keys_, 0.0);
+    for (int key = 0; key < s.seqlen_k; ++key) {
+      if (!key_kept_[key]) continue;
+      const auto at = layout_.key_index(layout_.k, s, key, task.head);
+      value_scale_[key] = infinity;
+      for (int group = 0; group < device::DsMla::groups; ++group) {
+        const double scale = std::abs(ds_mla_scale(layout_.k, at, group));
+        largest_scale_[key] = std::max(largest_scale_[key], scale);
+        value_scale_[key] = std::min(value_scale_[key], scale);
+      }
+    }
   }
 
   // most(key): what the key's weight can be.
   Floors floors_of(int keys, double largest, const auto& most) const {
     if (!rounds_products()) return {arithmetic_.weight_floor * largest, 0};
     double product = 0;
+    const std::vector<double>& scale = is_ds_mla() ? largest_scale_ : value_scale_;
     for (int key = 0; key < keys; ++key)
-      if (std::isfinite(value_scale_[key])) product = std::max(product, most(key) * value_scale_[key]);
+      if (std::isfinite(scale[key])) product = std::max(product, most(key) * scale[key]);
     return {least_normal * largest, product_floor * product};
   }
   double floor_of(const Floors& floors, int key) const {
@@ -194,7 +209,7 @@ class Worker {
         const double scale = kv_scale(args_.k_scale, s, begin + j, task.head);
         double squares = 0;
         for (int d = 0; d < dim; ++d) {
-          const double value = scale * load_element(layout_.k.data, layout_.k.dtype, at + d);
+          const double value = scale * stored(layout_.k, at, d);
           k_[static_cast<std::size_t>(d) * block_keys + j] = value;
           squares += value * value;
         }
@@ -214,10 +229,16 @@ class Worker {
     }
   }
 
+  bool is_ds_mla() const { return spec_.kv_dtype == DType::fp8_ds_mla; }
+  // A column of the key or value whose elements begin at `index`, without the scale of kv_scale().
+  double stored(const Tensor& cache, std::int64_t index, int column) const {
+    return is_ds_mla() ? ds_mla_value(cache, index, column)
+                       : load_element(cache.data, cache.dtype, index + column);
+  }
   const std::optional<Tensor>& value_scales() const { return spec_.v_in_k ? args_.k_scale : args_.v_scale; }
   // The factor of a key's stored values.
   double kv_scale(const std::optional<Tensor>& scales, const Sequence& s, int key, int head) const {
-    if (!spec_.kv_dtype) return 1;
+    if (!spec_.has_kv_scales()) return 1;
     if (!scales) refuse("k_scale or v_scale is missing");
     std::int64_t at = 0;
     if (spec_.kv_scale == KvScale::head) at = layout_.head_kv(head) * scales->strides[0];
@@ -369,8 +390,7 @@ class Worker {
       const auto at = layout_.key_index(layout_.v, s, begin + j, task.head);
       const double scale = kv_scale(value_scales(), s, begin + j, task.head);
       for (int c = 0; c < layout_.head_dim_v; ++c) {
-        v_[static_cast<std::size_t>(j) * columns_ + c] =
-            scale * load_element(layout_.v.data, layout_.v.dtype, at + c);
+        v_[static_cast<std::size_t>(j) * columns_ + c] = scale * stored(layout_.v, at, c);
       }
     }
     return count;
@@ -458,9 +478,8 @@ class Worker {
     for (int key = 0; key < s.seqlen_k; ++key) {
       const std::size_t at = r * keys_ + key;
       if (!kept_[at]) continue;
-      const auto value_at =
-          layout_.key_index(layout_.v, s, key, task.head) + static_cast<std::int64_t>(column);
-      if (std::isfinite(load_element(layout_.v.data, layout_.v.dtype, value_at))) continue;
+      const auto value_at = layout_.key_index(layout_.v, s, key, task.head);
+      if (std::isfinite(stored(layout_.v, value_at, static_cast<int>(column)))) continue;
       if (!(weight_[at] - error_[at] > 2 * floor_of(rows_[r].floors, key))) return false;
     }
     return true;
@@ -538,7 +557,7 @@ class Worker {
   RowState rows_[group_rows];
   std::vector<double> q_, k_, v_;  // [row][dim], [dim][key], [key][column]
   std::vector<double> score_, score_error_, weight_, error_, rounding_;  // [row][key]
-  std::vector<double> norm_, value_scale_;                               // [key]
+  std::vector<double> norm_, value_scale_, largest_scale_;               // [key]
   std::vector<double> reach_;                       // [row][key]; empty if no row is wide
   std::vector<double> sums_, spread_, bounds_;      // [row][3][column], [row][2][column], [column]
   std::vector<char> kept_, block_kept_, key_kept_;  // the last two: by any row

@@ -59,7 +59,8 @@ class Maker:
                     f"argument k has dtype {dtypes['k']} and q {dtype}: k of dtype {dtype}, or an 8-bit cache in pages "
                     "or for decode, would work"
                 )
-            fields["kv_dtype"] = dtypes["k"]
+            # Bytes are the rows of one format only.
+            fields["kv_dtype"] = "fp8_ds_mla" if dtypes["k"] == "uint8" else dtypes["k"]
         o_dtype = dtype
         if self.op in ("forward", "decode"):
             o_dtype = self.fields.get("o_dtype") or out_dtype or dtype

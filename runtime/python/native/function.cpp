@@ -368,7 +368,9 @@ PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject
   const flashjit_tensor* const v = call.tensor(f.v);
   if (!v && f.v >= 0 && !f.head_dim_v)
     return refuse("argument v is missing: a tensor like k, or head_dim_v, would work");
-  const flashjit_tensor& head = q ? *q : k;
+  // A cache's rows may be bytes of another format.
+  const flashjit_tensor* const k_new = call.tensor(f.k_new);
+  const flashjit_tensor& head = q ? *q : k_new ? *k_new : k;
   key.device_kind = head.device_kind;
   key.device_index = head.device_index;
   key.head_dim = static_cast<std::int32_t>(head.shape[head.rank - 1]);

@@ -1,5 +1,6 @@
 #include "tools/serve/nursery.hpp"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>

@@ -12,7 +12,7 @@ import flashjit
 import torch
 import torch_test
 from flashjit.compat import flash_attn, flash_attn_interface
-from torch_test import DTYPE, inputs, plain
+from torch_test import DEVICE, DTYPE, inputs, plain
 
 
 def shifts(rows, keys):
@@ -361,6 +361,122 @@ class Caches(unittest.TestCase):
             self.near(made, self.wanted(q, k, v, [40, 40], False))
 
 
+class EightBits(unittest.TestCase):
+    """q, k and v of float8_e4m3fn with descales, against attention of what they mean."""
+
+    def setUp(self):
+        generator = torch.Generator(DEVICE).manual_seed(3)
+        drawn = lambda *shape: torch.rand(shape, generator=generator)  # noqa: E731
+        self.make = lambda rows, keys: [
+            ((drawn(2, n, heads, 32) * 2 - 1) * 7).to(torch.float8_e4m3fn) for n, heads in ((rows, 4), (keys, 2), (keys, 2))
+        ]
+        # Factors that differ by much more than the bound, and are no powers of two.
+        self.descales = [drawn(2, 2) * 0.3 + 0.05 + torch.arange(4).reshape(2, 2) * 0.1 for _ in range(3)]
+
+    def true(self, tensors, descales):
+        """Tensors in float64, times their scales."""
+        made = []
+        for x, scale in zip(tensors, descales):
+            group = x.shape[2] // 2
+            scale = 1 if scale is None else scale.double().repeat_interleave(group, 1)[:, None, :, None]
+            made.append(x.double() * scale)
+        return made
+
+    def check(self, made, tensors, lengths, causal, softcap=0.0):
+        """Compares o and lse with those in float64.
+
+        A score is off by (d + 4) roundings of its terms' sum of magnitudes: stored values are exact, and the products
+        of scales round twice. A soft cap adds 2^-16 of itself. A weight has this, 2^-19 of exp, a rounding for each key,
+        and three of bf16: its own, the sum's, and its value's or the value's scale's. o rounds once more.
+        """
+        wanted = Caches.wanted(self, *tensors, lengths, causal, softcap=softcap)
+        q, k, v = (x.abs().max().item() for x in tensors)
+        dim, narrow, unit = tensors[0].shape[3], 2.0**-8, 2.0**-24
+        w = 2 * (dim + 4) * unit * dim**0.5 * q * k + softcap * 2.0**-16 + 2.0**-19 + (max(lengths) + 8) * unit
+        for one, of, bound, rounding in zip(made, wanted, ((w + 3 * narrow) * v, w), (narrow, 2 * unit)):
+            off = (one.double() - of).abs() - rounding * of.abs()
+            self.assertLessEqual(torch.where(one == of, 0, off).max().item(), bound)
+
+    def given(self, some):
+        """Descales by name, of those of q, k and v that are given."""
+        return {name: x for name, x in zip(("q_descale", "k_descale", "v_descale"), some) if x is not None}
+
+    def test_descales_of_batch_entries(self):
+        q, k, v = self.descales
+        call = flash_attn_interface.flash_attn_func
+        for rows, some in itertools.product((1, 5, 70), ((q, k, v), (q, None, None), (None, k, None), (None, None, v))):
+            with self.subTest(rows=rows, given=list(self.given(some))):
+                tensors = self.make(rows, 90)
+                call(*[x.to(torch.bfloat16) for x in tensors], causal=True, return_attn_probs=True)  # like the next one
+                made = call(*tensors, causal=True, return_attn_probs=True, **self.given(some))
+                self.assertEqual(made[0].dtype, torch.bfloat16)
+                self.check(made, self.true(tensors, some), [90, 90], True)
+
+    def test_caches(self):
+        for rows, softcap in itertools.product((3, 70), (0.0, 9.0)):
+            with self.subTest(rows=rows, softcap=softcap):
+                q, k, v = self.make(rows, 160)
+                lengths = torch.tensor([85, 71], dtype=torch.int32)
+                made = flash_attn_interface.flash_attn_with_kvcache(
+                    q, k, v, cache_seqlens=lengths, causal=True, softcap=softcap, return_softmax_lse=True,
+                    **self.given(self.descales),
+                )  # fmt: skip
+                self.check(made, self.true((q, k, v), self.descales), [85, 71], True, softcap)
+
+    def test_queries_of_more_bits(self):
+        q, k, v = self.make(3, 40)
+        q, some = (q.float() * 0.3).to(torch.bfloat16), (None, *self.descales[1:])
+        made = flash_attn_interface.flash_attn_with_kvcache(q, k, v, return_softmax_lse=True, **self.given(some))
+        self.check(made, self.true((q, k, v), some), [40, 40], False)
+
+    def test_pages_and_new_keys(self):
+        """Pages have scales of heads; new keys are stored as they are."""
+        of_heads = [x[:1].expand(2, 2) for x in self.descales]
+        of_all = [x[:1, :1].expand(2, 2) for x in self.descales]
+        for rows, some in itertools.product((3, 70), (of_heads, of_all, [x[0, 0] for x in of_all])):
+            with self.subTest(rows=rows, shapes=[x.stride() for x in some]):
+                q, k, v = self.make(rows, 160)
+                fresh = self.make(1, rows)[1:]
+                order = torch.randperm(20)
+                pages = [torch.empty_like(x.reshape(20, 16, 2, 32)) for x in (k, v)]
+                for page, x in zip(pages, (k, v)):
+                    page.view(torch.uint8)[order] = x.reshape(20, 16, 2, 32).view(torch.uint8)
+                made = flash_attn_interface.flash_attn_with_kvcache(
+                    q, *pages, *fresh, cache_seqlens=torch.tensor([85, 71], dtype=torch.int32), causal=True,
+                    page_table=order.int().reshape(2, 10), return_softmax_lse=True, **self.given(some),
+                )  # fmt: skip
+                for page, x, one in zip(pages, (k, v), fresh):
+                    for i, n in enumerate((85, 71)):
+                        x.view(torch.uint8)[i, n : n + rows] = one.view(torch.uint8)[i]
+                    self.assertTrue(torch.equal(page.view(torch.uint8)[order], x.view(torch.uint8).reshape(20, 16, 2, 32)))
+                scales = [x.expand(2, 2) for x in some]
+                self.check(made, self.true((q, k, v), scales), [85 + rows, 71 + rows], True)
+
+    def test_refusals(self):
+        q, k, v = self.make(3, 32)
+        wide = [x.to(torch.bfloat16) for x in (q, k, v)]
+        starts, scale = torch.tensor([0, 3, 6], dtype=torch.int32), self.descales[0]
+        table = torch.zeros(2, 1, dtype=torch.int32)
+        three = flash_attn_interface
+        cached = lambda *x, **more: three.flash_attn_with_kvcache(*x, cache_seqlens=starts[:2], **more)  # noqa: E731
+        for reason, call in {
+            "q_descale and q of torch.bfloat16": lambda: three.flash_attn_func(wide[0], k, v, q_descale=scale),
+            "k_descale and k of torch.bfloat16": lambda: three.flash_attn_func(*wide, k_descale=scale),
+            "v_descale and v of torch.bfloat16": lambda: cached(*wide, v_descale=scale),
+            "pages, which entries may share": lambda: cached(q, k, v, page_table=table, v_descale=scale),
+            "given descales": lambda: three.flash_attn_varlen_func(
+                *[x.flatten(0, 1) for x in (q, k, v)], starts, starts, 3, 3, v_descale=scale
+            ),
+            "k and v of torch.bfloat16": lambda: cached(q, k, v, wide[1], wide[2]),
+            "rotary_cos": lambda: cached(q, k, v, k[:, :3], v[:, :3], rotary_cos=scale, rotary_sin=scale),
+        }.items():
+            with self.assertRaisesRegex(flashjit.UnsupportedError, f"{reason}.*would work"):
+                call()
+        for wrong in (scale.double(), scale[:1], scale[0]):
+            with self.assertRaisesRegex(flashjit.InvalidArgumentError, r"k_descale.*float32 \[2, 2\].*would work"):
+                three.flash_attn_func(q, k, v, k_descale=wrong)
+
+
 class Refusals(unittest.TestCase):
     def test_by_name(self):
         q, k, v = inputs()
@@ -371,7 +487,6 @@ class Refusals(unittest.TestCase):
             "cache_batch_idx": lambda: two.flash_attn_with_kvcache(q, k, v, cache_batch_idx=starts),
             "cache_leftpad": lambda: three.flash_attn_with_kvcache(q, k, v, cache_leftpad=starts),
             "qv": lambda: three.flash_attn_func(q, k, v, qv=q),
-            "descales": lambda: three.flash_attn_func(q, k, v, k_descale=q),
             "attention_chunk": lambda: three.flash_attn_func(q, k, v, attention_chunk=16),
             "cu_seqlens_k_new": lambda: three.flash_attn_with_kvcache(q, k, v, cu_seqlens_k_new=starts),
         }.items():

@@ -4,18 +4,24 @@
 
 num_splits, pack_gqa, sm_margin and scheduler_metadata are hints to FlashAttention's kernels, and change nothing here.
 The log-sum-exp of a row that sees no key is -inf. s_aux: float32 [heads], logits of a key without a value.
+q_descale, k_descale, v_descale: float32 [batch, heads_k], what q, k and v of float8_e4m3fn are multiplied by; 1 if
+None. With q of 8 bits o is bf16. q may have more bits than k and v, and then has no q_descale. 8-bit tensors have no
+gradients.
 """
 
-from ._attend import attend, attend_cache, drop_in, refuse
+from ._attend import EIGHT_BITS, attend, attend_cache, contiguous, drop_in, refuse
 
 
-def _refuse(function, qv, descales, attention_chunk):
+def _refuse(function, qv, attention_chunk):
     refuse(
         function,
         qv=(qv is not None, "q and k that hold its head_dims, too,"),
-        descales=(any(one is not None for one in descales), "q, k and v of bf16 or fp16"),
         attention_chunk=(attention_chunk, "flashjit.attention with the mask 'key / chunk == position / chunk'"),
     )
+
+
+def _descales(k, *given):
+    return given if k.dtype in EIGHT_BITS or any(one is not None for one in given) else None
 
 
 @drop_in
@@ -26,7 +32,14 @@ def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descal
 
     Returns o, or with return_attn_probs (o, lse [batch, heads, seqlen_q]).
     """
-    _refuse("flash_attn_func", qv, (q_descale, k_descale, v_descale), attention_chunk)
+    name = "flash_attn_func"
+    _refuse(name, qv, attention_chunk)
+    descales = _descales(k, q_descale, k_descale, v_descale)
+    if descales is not None:
+        return attend_cache(
+            name, q, contiguous(k), contiguous(v), None, None, None, None, None, None, None, softmax_scale, causal,
+            window_size, softcap, None, return_attn_probs, descales, sink_logits=s_aux,
+        )  # fmt: skip
     return attend(q, k, v, softmax_scale, causal, window_size, softcap, None, deterministic=deterministic,
                   return_lse=return_attn_probs, sink_logits=s_aux)  # fmt: skip
 
@@ -57,7 +70,10 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
     seqused_q, seqused_k: int32 [batch], how much of each sequence counts. Returns o, or with return_attn_probs
     (o, lse [heads, total_q]).
     """
-    _refuse("flash_attn_varlen_func", qv, (q_descale, k_descale, v_descale), attention_chunk)
+    name = "flash_attn_varlen_func"
+    _refuse(name, qv, attention_chunk)
+    given = any(one is not None for one in (q_descale, k_descale, v_descale))
+    refuse(name, descales=(given, "flash_attn_func, or k and v of bf16 or fp16,"))
     return attend(q, k, v, softmax_scale, causal, window_size, softcap, None, deterministic=deterministic,
                   return_lse=return_attn_probs, sink_logits=s_aux, cu_seqlens_q=cu_seqlens_q,
                   cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
@@ -78,7 +94,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
     heads_k, head_dim]. cache_seqlens: an int or int32 [batch], keys before the new ones. Has no gradients.
     """
     name = "flash_attn_with_kvcache"
-    _refuse(name, qv, (q_descale, k_descale, v_descale), attention_chunk)
+    _refuse(name, qv, attention_chunk)
     refuse(
         name,
         cache_batch_idx=(cache_batch_idx is not None, "a page_table of such entries"),
@@ -89,5 +105,6 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
     )
     return attend_cache(
         name, q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, cache_seqlens, page_table,
-        softmax_scale, causal, window_size, softcap, None, return_softmax_lse, sink_logits=s_aux,
+        softmax_scale, causal, window_size, softcap, None, return_softmax_lse,
+        _descales(k_cache, q_descale, k_descale, v_descale), sink_logits=s_aux,
     )  # fmt: skip

@@ -259,8 +259,7 @@ ForwardSchedule forward_schedule(const AttentionSpec& spec, const AttentionArgs&
       schedule.merges = std::move(of_reader.merges);
     }
   }
-  std::stable_sort(schedule.sent.begin(), schedule.sent.end(),
-                   [](const SentKeys& a, const SentKeys& b) { return a.chunk < b.chunk; });
+  std::sort(schedule.sent.begin(), schedule.sent.end());
   return schedule;
 }
 

@@ -42,8 +42,7 @@ class Scheduler {
       }
       if (other == rank) made_.pieces = pieces, seen_ = std::move(seen);
     }
-    std::stable_sort(made_.sent.begin(), made_.sent.end(),
-                     [](const SentKeys& a, const SentKeys& b) { return a.chunk < b.chunk; });
+    std::sort(made_.sent.begin(), made_.sent.end());
   }
 
   BackwardSchedule backward() {

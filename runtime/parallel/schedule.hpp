@@ -33,6 +33,10 @@ struct SentKeys {
   int chunk, to;
   SequenceChunk keys;  // of the whole
   bool operator==(const SentKeys&) const = default;
+  // By chunks, then by readers.
+  bool operator<(const SentKeys& other) const {
+    return chunk != other.chunk ? chunk < other.chunk : to < other.to;
+  }
 };
 
 // Both passes have these.

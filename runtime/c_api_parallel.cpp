@@ -17,6 +17,16 @@ struct flashjit_parallel {
 
 static_assert(FLASHJIT_LAYOUT_BEST == static_cast<int>(flashjit::SequenceLayout::best));
 
+namespace {
+
+flashjit::SequenceLayout layout_of(int32_t layout) {
+  if (layout < FLASHJIT_LAYOUT_CONTIGUOUS || layout > FLASHJIT_LAYOUT_BEST)
+    flashjit::refuse_argument("layout is ", layout, ", which is not a flashjit_layout");
+  return static_cast<flashjit::SequenceLayout>(layout);
+}
+
+}  // namespace
+
 extern "C" {
 
 flashjit_status flashjit_groups_of_threads(int32_t size, flashjit_group** ranks) {
@@ -35,6 +45,30 @@ flashjit_status flashjit_group_of_nccl(void* comm, flashjit_group** group) {
     made = new flashjit_group{flashjit::ParallelGroup::of_nccl(comm)};
   });
 }
+flashjit_status flashjit_group_name(int32_t size, char name[FLASHJIT_GROUP_NAME]) {
+  return guarded([&] {
+    char* const to = &require(name, "name");
+    const std::string made = flashjit::ParallelGroup::name_of_processes(size);
+    to[made.copy(to, FLASHJIT_GROUP_NAME - 1)] = 0;
+  });
+}
+flashjit_status flashjit_group_of_processes(const char* name, int32_t rank, int32_t size,
+                                            flashjit_group** group) {
+  return guarded([&] {
+    flashjit_group*& made = require(group, "group");
+    made = new flashjit_group{flashjit::ParallelGroup::of_processes(&require(name, "name"), rank, size)};
+  });
+}
+flashjit_status flashjit_group_rank(const flashjit_group* group, int32_t* rank, int32_t* size) {
+  return guarded([&] {
+    const flashjit::ParallelGroup& of = require(group, "group").group;
+    if (rank) *rank = of.rank();
+    if (size) *size = of.size();
+  });
+}
+flashjit_status flashjit_group_fail(const flashjit_group* group, const char* why) {
+  return guarded([&] { require(group, "group").group.fail(&require(why, "why")); });
+}
 flashjit_status flashjit_group_check(const flashjit_group* group) {
   return guarded([&] { require(group, "group").group.require_alive(); });
 }
@@ -46,14 +80,21 @@ flashjit_status flashjit_parallel_create(flashjit_engine* engine, const flashjit
                                          const flashjit_shape* whole, int32_t layout,
                                          const flashjit_group* group, flashjit_parallel** parallel) {
   return guarded([&] {
-    if (layout < FLASHJIT_LAYOUT_CONTIGUOUS || layout > FLASHJIT_LAYOUT_BEST)
-      flashjit::refuse_argument("layout is ", layout, ", which is not a flashjit_layout");
     flashjit_parallel*& made = require(parallel, "parallel");
     const flashjit::AttentionSpec& s = require(spec, "spec").spec;
     flashjit::ParallelAttention attention(require(engine, "engine").engine, s, shape_of(whole),
-                                          static_cast<flashjit::SequenceLayout>(layout),
-                                          require(group, "group").group);
+                                          layout_of(layout), require(group, "group").group);
     made = new flashjit_parallel{s, s.for_op(flashjit::Operation::backward), std::move(attention)};
+  });
+}
+flashjit_status flashjit_sequence_chunks(int32_t layout, int32_t seqlen, int32_t rank, int32_t size,
+                                         int32_t begins[2], int32_t* count, int32_t* length) {
+  return guarded([&] {
+    const std::vector<flashjit::SequenceChunk> chunks =
+        flashjit::sequence_chunks(layout_of(layout), seqlen, rank, size);
+    for (std::size_t i = 0; i < chunks.size(); ++i) (&require(begins, "begins"))[i] = chunks[i].begin;
+    require(count, "count") = static_cast<int32_t>(chunks.size());
+    require(length, "length") = chunks[0].length;
   });
 }
 flashjit_status flashjit_parallel_layout(const flashjit_parallel* parallel, int32_t* layout,

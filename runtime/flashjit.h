@@ -405,8 +405,19 @@ typedef enum {
 } flashjit_layout;
 /* Makes a group of `size` threads of this process: `ranks` has room for so many pointers, one for each. */
 FLASHJIT_C_API flashjit_status flashjit_groups_of_threads(int32_t size, flashjit_group** ranks);
+/* Makes the name of a group of `size` processes of this host. One of them makes it and tells it to the
+ * others. */
+enum { FLASHJIT_GROUP_NAME = 64 };
+FLASHJIT_C_API flashjit_status flashjit_group_name(int32_t size, char name[FLASHJIT_GROUP_NAME]);
+/* This process's rank of the group. All ranks call it, and wait for each other. */
+FLASHJIT_C_API flashjit_status flashjit_group_of_processes(const char* name, int32_t rank, int32_t size,
+                                                           flashjit_group** group);
 /* This process's rank of an ncclComm_t, whose GPUs belong to one host. All ranks call it. */
 FLASHJIT_C_API flashjit_status flashjit_group_of_nccl(void* comm, flashjit_group** group);
+/* Either may be null. */
+FLASHJIT_C_API flashjit_status flashjit_group_rank(const flashjit_group* group, int32_t* rank, int32_t* size);
+/* Makes waiting and later calls of all ranks fail with this text: for a rank that cannot go on. */
+FLASHJIT_C_API flashjit_status flashjit_group_fail(const flashjit_group* group, const char* why);
 /* FLASHJIT_DEVICE_FAILED once a rank's call has failed or its process has ended: ask after waiting for a
  * stream. */
 FLASHJIT_C_API flashjit_status flashjit_group_check(const flashjit_group* group);
@@ -417,6 +428,10 @@ FLASHJIT_C_API flashjit_status flashjit_parallel_create(flashjit_engine* engine,
                                                         const flashjit_shape* whole, int32_t layout,
                                                         const flashjit_group* group,
                                                         flashjit_parallel** parallel);
+/* The chunks of a rank: where each begins, and how many rows each has. `begins` has room for two. */
+FLASHJIT_C_API flashjit_status flashjit_sequence_chunks(int32_t layout, int32_t seqlen, int32_t rank,
+                                                        int32_t size, int32_t begins[2], int32_t* count,
+                                                        int32_t* length);
 /* The layout, and why it is that one; either may be null. The text is valid as long as the object. */
 FLASHJIT_C_API flashjit_status flashjit_parallel_layout(const flashjit_parallel* parallel, int32_t* layout,
                                                         const char** reason);

@@ -49,6 +49,11 @@ class FLASHJIT_API ParallelGroup {
   // One rank for each of `size` threads of this process, whose engines are CPUs', or GPUs' that reach each
   // other's memory. Each thread takes its own.
   static std::vector<ParallelGroup> of_threads(int size);
+  // One rank for each of `size` processes of this host, whose engines are CPUs', or GPUs' that reach each
+  // other's memory. One of them makes a name and tells it to the others; then all call of_processes(), which
+  // waits until all have come. Throws device_failed if one has not after five minutes.
+  static std::string name_of_processes(int size);
+  static ParallelGroup of_processes(const std::string& name, int rank, int size);
   // This process's rank of an NCCL communicator (`comm` is an ncclComm_t), whose GPUs belong to one host and
   // reach each other's memory. All ranks call it; engines are those of their GPUs. NCCL serves to begin with,
   // and copies then go from GPU to GPU without it. For ranks that are processes: threads have of_threads().
@@ -58,6 +63,9 @@ class FLASHJIT_API ParallelGroup {
 
   int rank() const noexcept;
   int size() const noexcept;
+  // Makes waiting and later calls of all ranks throw device_failed with this text: for a rank that cannot go
+  // on, although none of its calls has thrown.
+  void fail(const std::string& why) const noexcept;
   // Throws device_failed once a rank's call has thrown or its process has ended. What GPUs had begun to
   // compute ends then, with results that are no good: ask after waiting for a stream.
   void require_alive() const;

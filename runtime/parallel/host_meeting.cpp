@@ -1,9 +1,6 @@
 #include "runtime/parallel/host_meeting.hpp"
 
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/mman.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,15 +13,10 @@
 #include <thread>
 
 #include "codegen/base/digest.hpp"
-#include "codegen/base/error.hpp"
+#include "runtime/arguments/checks.hpp"
 
 namespace flashjit {
 namespace {
-
-[[noreturn]] void failed(const std::string& what) {
-  throw Error(ErrorCode::device_failed,
-              what + ": " + std::strerror(errno) + "; ranks of a host need memory under /dev/shm");
-}
 
 // A process that has ended counts as gone before its parent has asked for its end. One of another
 // namespace, whose number says nothing here, counts as there.
@@ -50,6 +42,10 @@ struct HostMeeting::Shared {
   std::atomic<std::uint32_t> failure;  // 0: none; 1: being written; 2: in `why`
   char why[1024];
   Rank ranks[];
+
+  static std::size_t bytes(int size) {
+    return sizeof(Shared) + static_cast<std::size_t>(size) * sizeof(Rank);
+  }
 };
 
 namespace {
@@ -67,44 +63,45 @@ std::int64_t own_namespace() {
 }  // namespace
 
 std::string HostMeeting::create(int size) {
-  std::uint64_t number = 0;
-  if (getrandom(&number, sizeof number, 0) != sizeof number) failed("a random name");
-  const std::string name = "/flashjit-" + std::to_string(number);
-  const int file = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
-  if (file < 0) failed("shared memory " + name);
-  const std::size_t bytes = sizeof(Shared) + static_cast<std::size_t>(size) * sizeof(Shared::Rank);
-  const int result = ftruncate(file, static_cast<off_t>(bytes));
-  close(file);
-  if (result != 0) {
-    shm_unlink(name.c_str());
-    failed("shared memory " + name);
-  }
-  return name;
+  constexpr int most = 1024;
+  if (size < 1 || size > most)
+    refuse_argument("a group of ", size, " processes was asked for; 1 to ", most, " would work");
+  return SharedMemory::create(Shared::bytes(size)).name();
 }
 
-HostMeeting::HostMeeting(const std::string& name, int rank, int size)
+HostMeeting::HostMeeting(const std::string& name, int rank, int size, std::chrono::milliseconds most)
     : rank_(rank),
       size_(size),
-      bytes_(sizeof(Shared) + static_cast<std::size_t>(size) * sizeof(Shared::Rank)) {
-  const int file = shm_open(name.c_str(), O_RDWR, 0);
-  if (file < 0) failed("shared memory " + name);
-  void* const memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  close(file);
-  if (memory == MAP_FAILED) failed("shared memory " + name);
-  shared_ = static_cast<Shared*>(memory);  // zeros, which are the atomics' initial values
-  shared_->ranks[rank_].namespace_of = own_namespace();
-  shared_->ranks[rank_].process = getpid();
+      memory_(SharedMemory::open(name, Shared::bytes(size))),
+      shared_(reinterpret_cast<Shared*>(memory_.data())) {  // zeros, which are the atomics' initial values
+  if (rank < 0 || rank >= size)
+    refuse_argument("rank ", rank, " of ", size, ": ranks count from 0 to the size of the group");
+  Shared::Rank& own = shared_->ranks[rank_];
+  own.namespace_of = own_namespace();
+  std::int64_t none = 0;
+  if (!own.process.compare_exchange_strong(none, getpid()))
+    refuse_argument("rank ", rank, " of the group is process ", none,
+                    " already; a rank of its own would work");
   try {
+    wait_for_all(most);
     gather({});
   } catch (...) {
-    munmap(shared_, bytes_);
+    SharedMemory::remove_name(name);
     throw;
   }
-  if (rank_ == 0) shm_unlink(name.c_str());
+  if (rank_ == 0) SharedMemory::remove_name(name);
 }
 
-HostMeeting::~HostMeeting() {
-  munmap(shared_, bytes_);
+void HostMeeting::wait_for_all(std::chrono::milliseconds most) {
+  const auto last = std::chrono::steady_clock::now() + most;
+  for (int rank = 0; rank < size_; ++rank)
+    wait_until([&] {
+      if (shared_->ranks[rank].process != 0) return true;
+      if (std::chrono::steady_clock::now() > last)
+        fail("rank " + std::to_string(rank) + " of the group has not come within " +
+             std::to_string(most.count()) + " ms");
+      return false;
+    });
 }
 
 std::vector<std::string> HostMeeting::gather(const std::string& own) {
@@ -135,10 +132,14 @@ void HostMeeting::wait() {
     ++shared_->turn;
     return;
   }
+  wait_until([&] { return shared_->turn != mine; });
+}
+
+void HostMeeting::wait_until(const std::function<bool()>& done) {
   constexpr int turns_of_a_look = 1000;
-  for (int i = 0; shared_->turn == mine; ++i) {
+  for (int i = 0; !done(); ++i) {
     if (i % turns_of_a_look == turns_of_a_look - 1) has_failed();
-    if (shared_->failure) require_alive();
+    require_alive();
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }

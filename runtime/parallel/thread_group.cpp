@@ -197,6 +197,9 @@ int ParallelGroup::rank() const noexcept {
 int ParallelGroup::size() const noexcept {
   return transport_->size();
 }
+void ParallelGroup::fail(const std::string& why) const noexcept {
+  transport_->fail(why);
+}
 void ParallelGroup::require_alive() const {
   transport_->require_alive();
 }

@@ -1,4 +1,5 @@
-// Attention over groups of threads is that of one engine over the whole.
+// Attention over groups is that of one engine over the whole. Ranks are threads, also of groups that are for
+// processes.
 #include "runtime/parallel.hpp"
 
 #include <gtest/gtest.h>
@@ -121,14 +122,19 @@ void on_threads(int size, const std::function<void(int rank)>& work) {
 
 class Parallel : public ComputesOnEveryDevice {
  protected:
+  struct Ways {
+    bool on_gpus = false;
+    bool short_of_memory = false;
+    bool of_processes = false;  // ranks meet in shared memory
+  };
   // Computes what the workload asks for by so many ranks, and writes it where one engine would. Returns the
   // steps of rank 0.
-  ParallelAttention::Steps run(Workload& workload, int size, SequenceLayout layout, bool on_gpus = false,
-                               bool short_of_memory = false) {
+  ParallelAttention::Steps run(Workload& workload, int size, SequenceLayout layout, const Ways& ways) {
     const Case& c = workload.given();
     const bool backward = c.spec.op == Operation::backward;
     const AttentionSpec forward = backward ? forward_of(c.spec) : c.spec;
     const std::vector<ParallelGroup> group = ParallelGroup::of_threads(size);
+    const std::string name = ways.of_processes ? ParallelGroup::name_of_processes(size) : std::string();
     std::vector<std::string> errors(static_cast<std::size_t>(size));
     ParallelAttention::Steps steps;
     const AttentionArgs& whole = workload.args();
@@ -136,12 +142,13 @@ class Parallel : public ComputesOnEveryDevice {
     on_threads(size, [&](int rank) {
       try {
         std::optional<Gpu> gpu;
-        if (on_gpus) gpu.emplace(rank);
+        if (ways.on_gpus) gpu.emplace(rank);
         Engine& engine = gpu ? gpu->engine : of_cpu;
-        const ParallelGroup& own = group[static_cast<std::size_t>(rank)];
+        const ParallelGroup own = ways.of_processes ? ParallelGroup::of_processes(name, rank, size)
+                                                    : group[static_cast<std::size_t>(rank)];
         const ParallelAttention attention(engine, forward, c.shape(), layout, own);
         std::unique_ptr<RankAttention> frugal;  // computes as few heads at a time as it can
-        if (short_of_memory) {
+        if (ways.short_of_memory) {
           frugal = attention_by_sequence({.engine = engine,
                                           .transport = own.transport(),
                                           .whole = c.shape(),
@@ -181,7 +188,7 @@ class Parallel : public ComputesOnEveryDevice {
         }
         ParallelAttention::Steps frugal_steps;
         // Ranks may be a call ahead of each other.
-        for (int turn = 0; turn < (gpu ? 3 : short_of_memory ? 2 : 1); ++turn) {
+        for (int turn = 0; turn < (gpu ? 3 : ways.short_of_memory ? 2 : 1); ++turn) {
           if (frugal)
             frugal_steps = backward ? frugal->backward(args, nullptr) : frugal->forward(args, nullptr);
           else if (backward)
@@ -216,11 +223,11 @@ class Parallel : public ComputesOnEveryDevice {
       SCOPED_TRACE(c.spec.to_json() + ", " + std::to_string(size) + " ranks, " + to_string(layout));
       Workload workload(on(), c);
       workload.reset();
-      run(workload, size, layout);
+      run(workload, size, layout, {});
       EXPECT_TRUE(workload.check());
       const std::vector<std::byte> first = workload.outputs();
       workload.reset();
-      run(workload, size, layout);
+      run(workload, size, layout, {.of_processes = true});
       EXPECT_EQ(workload.outputs(), first) << "the bits differ from run to run";
     }
   }
@@ -266,12 +273,13 @@ TEST_P(Parallel, OneHeadAtATime) {
       SCOPED_TRACE(c.spec.to_json() + ", " + std::to_string(size) + " ranks");
       Workload workload(on(), c);
       workload.reset();
-      const ParallelAttention::Steps steps = run(workload, size, SequenceLayout::zigzag, false, true);
+      const ParallelAttention::Steps steps =
+          run(workload, size, SequenceLayout::zigzag, {.short_of_memory = true});
       EXPECT_GE(steps.launched, 4 * 3);  // for each head, by rank 0
       EXPECT_TRUE(workload.check());
       const std::vector<std::byte> first = workload.outputs();
       workload.reset();
-      run(workload, size, SequenceLayout::zigzag, false, true);
+      run(workload, size, SequenceLayout::zigzag, {.short_of_memory = true});
       EXPECT_EQ(workload.outputs(), first) << "the bits differ from run to run";
     }
 }
@@ -293,7 +301,7 @@ TEST_P(Parallel, SkipsWhatNoRowSees) {
   c.masks = verify::MaskDataOptions{.window_left = 10};
   Workload workload(on(), c);
   workload.reset();
-  const ParallelAttention::Steps first = run(workload, 4, SequenceLayout::contiguous);
+  const ParallelAttention::Steps first = run(workload, 4, SequenceLayout::contiguous, {});
   EXPECT_EQ(first.launched, 1);  // rows 0 to 11, which see no other keys
   EXPECT_EQ(first.skipped, 3);
   EXPECT_TRUE(workload.check());
@@ -367,7 +375,7 @@ TEST_P(Parallel, OnGpus) {
         SCOPED_TRACE(c.spec.to_json() + ", " + to_string(layout));
         Workload workload(on(), c);
         workload.reset();
-        run(workload, size, layout, true);
+        run(workload, size, layout, {.on_gpus = true});
         EXPECT_TRUE(workload.check());
       }
 }

@@ -6,11 +6,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
-#include "codegen/base/error.hpp"
+#include "tests/unit/expect_error.h"
 
 namespace flashjit {
 namespace {
@@ -85,6 +87,28 @@ TEST(HostMeeting, AFailureAndAnEndedProcessEndTheWaitOfOthers) {
     });
     EXPECT_EQ(codes, (std::vector<int>{0, killed ? 128 + SIGKILL : 0, 0})) << killed;
   }
+}
+
+TEST(HostMeeting, RanksThatDoNotComeOrComeTwiceAreTold) {
+  const std::string name = HostMeeting::create(2);
+  expect_error(ErrorCode::device_failed, {"has", "bytes", "another size"}, [&] { HostMeeting(name, 0, 3); });
+  expect_error(ErrorCode::invalid_argument, {"rank 2 of 2"}, [&] { HostMeeting(name, 2, 2); });
+  expect_error(ErrorCode::device_failed, {"rank 1 of the group has not come within 200 ms"},
+               [&] { HostMeeting(name, 0, 2, std::chrono::milliseconds(200)); });
+  expect_error(ErrorCode::device_failed, {"/dev/shm"}, [&] { HostMeeting(name, 1, 2); });  // the name is gone
+  const std::string again = HostMeeting::create(2);
+  std::thread late([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    EXPECT_NO_THROW(HostMeeting(again, 1, 2));
+  });
+  std::thread twice([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    expect_error(ErrorCode::invalid_argument, {"rank 0 of the group is process", "already"},
+                 [&] { HostMeeting(again, 0, 2); });
+  });
+  EXPECT_NO_THROW(HostMeeting(again, 0, 2));
+  late.join();
+  twice.join();
 }
 
 }  // namespace

@@ -1,0 +1,124 @@
+#include "runtime/parallel/process_group.hpp"
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "runtime/parallel.hpp"
+#include "runtime/parallel/tensor_parts.hpp"
+
+namespace flashjit {
+namespace {
+
+// Memory of each rank in host memory that all processes have. It begins with the boxes: a word for each box
+// of each rank, 1 where it is posted.
+class ProcessExchange : public Exchange {
+ public:
+  ProcessExchange(std::shared_ptr<HostMeeting> meeting, std::size_t bytes, int boxes)
+      : meeting_(std::move(meeting)),
+        boxes_bytes_((static_cast<std::size_t>(meeting_->size() * boxes) * sizeof(Word) + 255) / 256 * 256) {
+    const std::size_t all = boxes_bytes_ + bytes;
+    std::optional<SharedMemory> own;
+    std::string refusal;
+    try {
+      own.emplace(SharedMemory::create(all));
+    } catch (const Error& error) {
+      refusal = error.message();
+    }
+    const std::vector<std::string> names = meeting_->gather(own ? own->name() : std::string()),
+                                   refusals = meeting_->gather(refusal);
+    try {
+      for (const std::string& text : refusals)
+        if (!text.empty()) throw Error(ErrorCode::device_failed, text);
+      for (int rank = 0; rank < meeting_->size(); ++rank) {
+        if (rank == meeting_->rank())
+          memories_.push_back(std::move(*own));
+        else
+          memories_.push_back(SharedMemory::open(names[static_cast<std::size_t>(rank)], all));
+      }
+      meeting_->gather({});
+    } catch (...) {
+      remove_own(names);
+      throw;
+    }
+    remove_own(names);
+  }
+
+  std::byte* memory() const override { return memory_of(meeting_->rank()); }
+  void write(std::byte* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void begin(Stream) override {}
+  void end(Stream) override {}
+  void finish() override {}
+  void await(int rank, int box) override { take(rank, box); }
+  void wait(int rank, int box, Stream) override { take(rank, box); }
+  void put(int rank, const Tensor& to, const Tensor& from) override {
+    Tensor there = to;
+    there.data = memory_of(rank) + (static_cast<std::byte*>(to.data) - memory());
+    copy_elements(there, from);
+  }
+  void post(int rank, int box) override { box_of(rank, meeting_->rank(), box) = 1; }
+  void post(int rank, int box, Stream) override { post(rank, box); }
+
+ private:
+  using Word = std::atomic<std::uint32_t>;
+
+  void remove_own(const std::vector<std::string>& names) const {
+    SharedMemory::remove_name(names[static_cast<std::size_t>(meeting_->rank())]);
+  }
+  std::byte* memory_of(int rank) const {
+    return memories_[static_cast<std::size_t>(rank)].data() + boxes_bytes_;
+  }
+  // In the memory of `owner`.
+  Word& box_of(int owner, int poster, int box) const {
+    return reinterpret_cast<Word*>(
+        memories_[static_cast<std::size_t>(owner)].data())[box * meeting_->size() + poster];
+  }
+  void take(int rank, int box) {
+    Word& own = box_of(meeting_->rank(), rank, box);
+    meeting_->wait_until([&] { return own != 0; });
+    own = 0;
+  }
+
+  const std::shared_ptr<HostMeeting> meeting_;
+  const std::size_t boxes_bytes_;
+  std::vector<SharedMemory> memories_;  // by rank
+};
+
+}  // namespace
+
+ProcessTransport::ProcessTransport(const std::string& name, int rank, int size)
+    : meeting_(std::make_shared<HostMeeting>(name, rank, size)) {}
+
+void ProcessTransport::require_alive() const {
+  if (exchanges_.empty()) meeting_->has_failed();  // a GPU's exchanges look by themselves
+  meeting_->require_alive();
+}
+
+std::shared_ptr<Exchange> ProcessTransport::exchange(Device device, std::size_t bytes, int boxes) {
+  if (device.kind != Device::Kind::cuda) return std::make_shared<ProcessExchange>(meeting_, bytes, boxes);
+  std::unique_ptr<CudaExchanges>& of_gpu = exchanges_[device.index];
+  if (!of_gpu)
+    of_gpu = std::make_unique<CudaExchanges>(
+        device.index, rank(), size(), [this](const std::string& own) { return gather(own); },
+        [meeting = meeting_] { return meeting->has_failed(); });
+  return of_gpu->open(bytes, boxes);
+}
+
+void ProcessTransport::fail(const std::string& why) noexcept {
+  try {
+    meeting_->fail("rank " + std::to_string(rank()) + " of the group failed: " + why);
+  } catch (...) {
+    meeting_->fail("a rank failed");
+  }
+}
+
+std::string ParallelGroup::name_of_processes(int size) {
+  return HostMeeting::create(size);
+}
+ParallelGroup ParallelGroup::of_processes(const std::string& name, int rank, int size) {
+  return ParallelGroup(std::make_shared<ProcessTransport>(name, rank, size));
+}
+
+}  // namespace flashjit

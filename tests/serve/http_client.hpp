@@ -16,6 +16,7 @@ namespace flashjit::testing {
 struct HttpReply {
   int status = 0;  // 0: the server closed the connection, or did not answer in time
   std::string head, body;
+  std::string failure;  // why there is no answer
   // The value of a header; empty if it is not there.
   std::string header(const std::string& name) const {
     const std::size_t at = head.find("\r\n" + name + ": ");
@@ -30,6 +31,7 @@ class HttpClient {
   explicit HttpClient(int port) : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     const sockaddr_in address = loopback(port);
     connected_ = ::connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+    if (!connected_) failure_ = "no connection: " + error_text(errno);
   }
   bool connected() const { return connected_; }
   int socket() const { return socket_.get(); }
@@ -47,12 +49,12 @@ class HttpClient {
     HttpReply reply;
     std::size_t end = 0;
     while ((end = buffer_.find("\r\n\r\n")) == std::string::npos)
-      if (!read(patience)) return {};
+      if (!read(patience)) return {0, {}, {}, failure_};
     reply.head = buffer_.substr(0, end + 2);
     buffer_.erase(0, end + 4);
     const std::size_t size = has_body ? std::strtoul(reply.header("Content-Length").c_str(), nullptr, 10) : 0;
     while (buffer_.size() < size)
-      if (!read(patience)) return {};
+      if (!read(patience)) return {0, {}, {}, failure_};
     reply.body = buffer_.substr(0, size);
     buffer_.erase(0, size);
     reply.status = std::atoi(reply.head.c_str() + 9);
@@ -75,16 +77,22 @@ class HttpClient {
  private:
   bool read(std::chrono::milliseconds patience) {
     pollfd one{socket_.get(), POLLIN, 0};
-    if (::poll(&one, 1, static_cast<int>(patience.count())) <= 0) return false;
+    if (connected_ && ::poll(&one, 1, static_cast<int>(patience.count())) <= 0) {
+      failure_ = "nothing for " + std::to_string(patience.count()) + " ms";
+      return false;
+    }
     char part[64 << 10];
     const ssize_t count = ::recv(socket_.get(), part, sizeof part, 0);
-    if (count <= 0) return ended_ = true, false;
+    if (count <= 0) {
+      if (connected_) failure_ = count == 0 ? "closed" : error_text(errno);
+      return ended_ = true, false;
+    }
     buffer_.append(part, static_cast<std::size_t>(count));
     return true;
   }
 
   const File socket_;
-  std::string buffer_;
+  std::string buffer_, failure_;
   bool connected_ = false, ended_ = false;
 };
 

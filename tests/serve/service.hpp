@@ -1,11 +1,13 @@
 // `flashjit serve` in a process of its own, and requests to it.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <sys/types.h>
 
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -64,6 +66,19 @@ class Service {
                 folder / "cache"};
     command_.insert(command_.end(), options.begin(), options.end());
     start();
+  }
+  Service(const Service&) = delete;
+  Service& operator=(const Service&) = delete;
+  // A test that has failed leaves the service's log behind.
+  ~Service() {
+    const ::testing::TestInfo* const test = ::testing::UnitTest::GetInstance()->current_test_info();
+    if (!test || !::testing::Test::HasFailure()) return;
+    const std::string kept = ::testing::TempDir() + "flashjit-" + test->test_suite_name() + "." +
+                             test->name() + "-" + std::to_string(port) + ".log";
+    std::error_code failed;
+    std::filesystem::copy_file(folder / "log", kept, std::filesystem::copy_options::overwrite_existing,
+                               failed);
+    std::cerr << "the service's log: " << (failed ? failed.message() : kept) << '\n';
   }
   void start() { process.start(command_, port, folder / "log"); }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <memory>
 #include <thread>
 
 #include "tests/serve/service.hpp"
@@ -145,7 +146,7 @@ TEST(Serve, ACompileHasNoMoreThanItsLimits) {
     const Asked large(large_spec());
     const HttpReply late = service.compile(large);
     EXPECT_EQ(late.status, 422) << late.body;
-    EXPECT_THAT(late.body, HasSubstr("longer than its limit of 0.1 s"));
+    EXPECT_THAT(late.body, HasSubstr("longer than its limit of 0.1 s of processor time"));
     EXPECT_EQ(service.compile(large).status, 422);  // not tried again for a while
     EXPECT_EQ(service.metric("flashjit_compiles_total{target=\"x86-64-v3\",result=\"limit_exceeded\"}"), 1);
   }
@@ -155,6 +156,40 @@ TEST(Serve, ACompileHasNoMoreThanItsLimits) {
   ASSERT_EQ(large.status, 422);
   EXPECT_THAT(large.body, HasSubstr("memory"));
   EXPECT_EQ(service.metric("flashjit_nurseries_total"), 1);
+}
+
+// A busy machine lets a compile wait for its processors; here it is stopped.
+TEST(Serve, TheTimeOfACompileIsThatOfItsProcessors) {
+  const auto service_with_stopped_child = [](const char* seconds, pid_t& child) {
+    auto service = std::make_unique<Service>(std::vector<std::string>{"--compile-seconds", seconds});
+    const std::vector<pid_t> nursery = service->children_of(service->process.id());
+    // The child waits for its request.
+    for (int i = 0; i < 6000 && child == 0; ++i) {
+      for (const pid_t parent : nursery)
+        for (const pid_t one : service->children_of(parent)) child = one;
+      std::this_thread::sleep_for(milliseconds(10));
+    }
+    ::kill(child, SIGSTOP);
+    return service;
+  };
+  {
+    pid_t child = 0;
+    const auto service = service_with_stopped_child("3", child);
+    ASSERT_NE(child, 0);
+    HttpReply reply;
+    std::thread client([&] { reply = service->compile(Asked(small_spec(0))); });
+    EXPECT_TRUE(service->becomes("flashjit_running", 1));
+    std::this_thread::sleep_for(milliseconds(3500));
+    ::kill(child, SIGCONT);
+    client.join();
+    EXPECT_EQ(reply.status, 200) << reply.body;
+  }
+  pid_t child = 0;
+  const auto service = service_with_stopped_child("0.1", child);
+  ASSERT_NE(child, 0);
+  const HttpReply reply = service->compile(Asked(small_spec(0)));
+  EXPECT_EQ(reply.status, 422);
+  EXPECT_THAT(reply.body, HasSubstr("longer than its limit of 1 s by the clock"));
 }
 
 TEST(Serve, TokensSayWhoAsksAndWhoMayNot) {

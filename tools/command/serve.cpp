@@ -110,7 +110,8 @@ Verb add_serve(const Arguments& parent) {
   app.add_option("--client-queue", options->client_queue, "Compiles of one client that wait")
       .at_least(1)
       .capture_default_str();
-  app.add_option("--compile-seconds", options->seconds, "Limit of each compile")
+  app.add_option("--compile-seconds", options->seconds,
+                 "Limit of each compile's processor time; by the clock it may take ten times as long")
       .between(0.1, 3600.0)
       .capture_default_str();
   app.add_option("--compile-bytes", options->bytes, "Limit of the memory of each compile")

@@ -200,7 +200,7 @@ bool fork_child(const File& control, const File& signals, const ChildLimits& lim
     sigset_t none;
     ::sigemptyset(&none);
     ::sigprocmask(SIG_SETMASK, &none, nullptr);
-    for (const int number : {SIGTERM, SIGINT, SIGHUP}) ::signal(number, SIG_DFL);
+    for (const int number : {SIGTERM, SIGINT, SIGHUP, SIGPROF}) ::signal(number, SIG_DFL);
     ::close(control.get());
     ::close(signals.get());
     be_child(childs, limits, nursery);
@@ -251,9 +251,9 @@ bool fork_child(const File& control, const File& signals, const ChildLimits& lim
   }
 }
 
-Error too_long(const ChildLimits& limits) {
+Error too_long(double seconds, const char* of) {
   std::ostringstream text;
-  text << "the compilation takes longer than its limit of " << limits.seconds << " s";
+  text << "the compilation takes longer than its limit of " << seconds << " s" << of;
   return {ErrorCode::limit_exceeded, text.str()};
 }
 
@@ -272,7 +272,8 @@ std::optional<std::string> result_of(const std::string& bytes, const ChildLimits
     int status = 0;
     if (bytes.size() < sizeof status) return std::nullopt;
     std::memcpy(&status, bytes.data() + bytes.size() - sizeof status, sizeof status);
-    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGXCPU) throw too_long(limits);
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGPROF)
+      throw too_long(limits.seconds, " of processor time");
     // Somebody kills it, perhaps since the machine has no memory: the spec need not be to blame.
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
       throw Error(ErrorCode::device_failed, "the process that compiles was killed");
@@ -367,8 +368,8 @@ std::string Nursery::compile(const std::string& request, const std::atomic<bool>
 
 std::string Nursery::run(const std::string& request, const std::atomic<bool>& cancelled) {
   const Child child = take_child(cancelled);
-  const auto deadline =
-      steady_clock::now() + std::chrono::milliseconds(static_cast<std::int64_t>(limits_.seconds * 1000));
+  const auto deadline = steady_clock::now() +
+                        std::chrono::milliseconds(static_cast<std::int64_t>(limits_.clock_seconds() * 1000));
   const auto kill = [&] { ::syscall(SYS_pidfd_send_signal, child.process.get(), SIGKILL, nullptr, 0); };
   // Whatever it does after its result: nobody waits for its end.
   const std::unique_ptr<const void, std::function<void(const void*)>> killed(&child,
@@ -380,7 +381,7 @@ std::string Nursery::run(const std::string& request, const std::atomic<bool>& ca
     kill();
   for (std::vector<char> part(64 << 10); !content_of(result);) {
     check(cancelled);
-    if (steady_clock::now() >= deadline) throw too_long(limits_);
+    if (steady_clock::now() >= deadline) throw too_long(limits_.clock_seconds(), " by the clock");
     pollfd one{child.socket.get(), POLLIN, 0};
     if (::poll(&one, 1, cancel_poll_ms) <= 0) continue;
     const ssize_t count = ::recv(child.socket.get(), part.data(), part.size(), 0);

@@ -7,6 +7,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 
 #include <array>
 #include <cerrno>
@@ -90,6 +91,11 @@ void enter_sandbox(const ChildLimits& limits) {
   limit(RLIMIT_FSIZE, 0);
   limit(RLIMIT_NOFILE, 0);
   limit(RLIMIT_DATA, limits.bytes);
+  // The signal says why the child ends. One that blocks it is killed a second later.
+  const double whole = std::floor(limits.seconds);
+  const itimerval time{
+      {}, {static_cast<time_t>(whole), static_cast<suseconds_t>((limits.seconds - whole) * 1e6)}};
+  require(::setitimer(ITIMER_PROF, &time, nullptr) == 0, "setitimer");
   limit(RLIMIT_CPU, static_cast<rlim_t>(std::ceil(limits.seconds)) + 1);
   forbid_calls();
 }

@@ -117,21 +117,35 @@ int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
          conversion_registers(spec, config);
 }
 
+// Registers of each consumer thread that go to the producer's warpgroup, beyond an even division, as it makes
+// dropout's words, looks up and copies pages, or converts K and V, too. Found by compiling known variants. An
+// only consumer has registers to spare.
+int given_registers(const AttentionSpec& spec, const KernelConfig& config) {
+  const int of_consumers = consumers(spec, config);
+  if (of_consumers == 1) return 0;
+  const bool two = of_consumers == 2;
+  // Beside a second role ptxas keeps less of the producer's walk in uniform registers. Consumers of narrow
+  // heads have registers to spare.
+  const bool walks_long = looks_up(spec) || config.tile_order == TileOrder::waves;
+  const bool narrow = std::max(spec.head_dim, spec.head_dim_v) <= device::Sm90aLayout::panel;
+  const int for_words = !spec.dropout ? 0 : two && (walks_long || narrow) ? 16 : 8;
+  // Scales of rows take more, for which three consumers have none.
+  const bool scales = converts(spec) == device::Converts::scaled_rows;
+  const int for_keys = spec.kv_dtype          ? (two && scales ? 24 : 16)
+                       : !spec.paged          ? 0
+                       : !two || spec.dropout ? 8
+                       : looks_up(spec)       ? 24
+                                              : 16;
+  return for_words + for_keys;
+}
+
 // The most such registers that leave enough for the rest. A thread has 255,
-// 240 or 160 registers with 1, 2 or 3 consumers, less those that dropout
-// and pages take. Found by compiling; tests/compile holds every config to no spills.
+// 240 or 160 registers with 1, 2 or 3 consumers, less those that are given.
+// Found by compiling; tests/compile holds every config to no spills.
 int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
   constexpr int with_q[] = {216, 212, 132}, without_q[] = {192, 200, 116};
   return (config.q_in_registers ? with_q : without_q)[consumers(spec, config) - 1] -
-         (spec.dropout ? device::Sm90aLayout::registers_for_words(
-                             consumers(spec, config), std::max(spec.head_dim, spec.head_dim_v),
-                             looks_up(spec) || config.tile_order == TileOrder::waves)
-                       : 0) -
-         (spec.kv_dtype
-              ? device::Sm90aLayout::registers_for_conversion(consumers(spec, config), converts(spec))
-          : spec.paged ? device::Sm90aLayout::registers_for_pages(consumers(spec, config), spec.dropout,
-                                                                  looks_up(spec))
-                       : 0);
+         given_registers(spec, config);
 }
 
 // Whether the query heads of one key/value head see the same keys.
@@ -374,7 +388,9 @@ void render(const AttentionSpec& spec, KernelSource& source) {
                     spec.kv_dtype ? "cuda/forward_sm90a_quantised.cuh" : "cuda/forward_sm90a_pages.cuh") +
       "#pragma nv_hdrstop\n\n" +
       structs(spec, "ForwardSm90aSpec", params_of_step(spec).text, wgmma_products(spec, config), choices,
-              config, "WgmmaProducts") +
+              config,
+              "WgmmaProducts;\n  static constexpr int given_registers = " +
+                  std::to_string(given_registers(spec, config))) +
       function_text(spec);
   source.steps.push_back({.function = "flashjit_forward",
                           .threads = config.num_warps * 32,

@@ -52,24 +52,6 @@ struct Sm90aLayout {
     return column_groups(head_dim_v) == 1 ? head_dim_v : ceil_div(head_dim_v, panel) / 2 * panel;
   }
 
-  // Registers that each consumer leaves to the producer's group if that group makes dropout's words, too. Two
-  // consumers leave more if the group looks up lengths or tables, or if heads are narrow and so consumers
-  // have registers to spare. (Beside a second role ptxas keeps less of the producer's walk in uniform
-  // registers.)
-  FLASHJIT_FN static constexpr int registers_for_words(int consumers, int widest_head, bool looks_up) {
-    return consumers == 1 ? 0 : consumers == 2 && (looks_up || widest_head <= panel) ? 16 : 8;
-  }
-
-  // The same for looking up and copying pages. Two consumers leave more if the group looks up masks, too, and
-  // less beside what they leave for dropout's words.
-  FLASHJIT_FN static constexpr int registers_for_pages(int consumers, bool dropout, bool looks_up) {
-    return consumers == 1 ? 0 : consumers == 3 || dropout ? 8 : looks_up ? 24 : 16;
-  }
-  // And for converting K and V, too. Scales of rows take more, for which three consumers have none.
-  FLASHJIT_FN static constexpr int registers_for_conversion(int consumers, Converts converts) {
-    return consumers == 1 ? 0 : consumers == 2 && converts == Converts::scaled_rows ? 24 : 16;
-  }
-
   // 8-bit K and V as they arrive: bytes of a row, so many that any number of rows begins at a multiple of
   // 128, as the copy engine wants it.
   FLASHJIT_FN static constexpr int stored_row(int head_dim) { return round_up(head_dim, 128); }

@@ -60,6 +60,7 @@ struct ConfigOf {
   static constexpr int block_m = block_m_, block_n = block_n_, num_stages = 2, num_warps = block_m / 16 + 4;
   static constexpr bool q_in_registers = q_in_registers_, ping_pong = block_m > 64, pack_gqa = pack_gqa_;
   static constexpr device::TileOrder tile_order = tile_order_;
+  static constexpr int given_registers = 0;
 };
 
 // Two warpgroups divide the columns of an output of more than 256.

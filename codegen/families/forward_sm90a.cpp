@@ -107,6 +107,13 @@ int conversion_registers(const AttentionSpec& spec, const KernelConfig& config) 
   return scales || (consumers(spec, config) == 3 && looks_up(spec)) ? 16 : 0;
 }
 
+// Registers that consumers take to walk a window of packed sequences in pages for several heads, beside wide
+// outputs and Q. Found by compiling.
+int walk_registers(const AttentionSpec& spec, const KernelConfig& config) {
+  const bool walks = spec.varlen && spec.paged && find_mask<SlidingWindowMask>(spec.mask);
+  return walks && config.pack_gqa && config.q_in_registers && spec.head_dim_v > 128 ? 8 : 0;
+}
+
 // Registers of a consumer thread that hold scores, weights, output
 // and Q, and those that mask tables, dropout and formulas need.
 int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
@@ -114,13 +121,13 @@ int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
   const int columns = device::Sm90aLayout::first_columns(spec.head_dim_v);
   return config.block_n / 2 + config.block_n / 4 + columns / 2 + q + (looks_up(spec) ? 16 : 0) +
          (spec.dropout ? dropout_registers(spec, config) : 0) + formula_registers(spec, config) +
-         conversion_registers(spec, config);
+         conversion_registers(spec, config) + walk_registers(spec, config);
 }
 
 // Registers of each consumer thread that go to the producer's warpgroup, beyond an even division, as it makes
 // dropout's words, looks up and copies pages, or converts K and V, too. Found by compiling known variants. An
 // only consumer has registers to spare.
-int given_registers(const AttentionSpec& spec, const KernelConfig& config) {
+int registers_for_roles(const AttentionSpec& spec, const KernelConfig& config) {
   const int of_consumers = consumers(spec, config);
   if (of_consumers == 1) return 0;
   const bool two = of_consumers == 2;
@@ -137,6 +144,22 @@ int given_registers(const AttentionSpec& spec, const KernelConfig& config) {
                        : looks_up(spec)       ? 24
                                               : 16;
   return for_words + for_keys;
+}
+
+// The same for a walk of block lists that asks other masks, too. A diagonal, lengths, and masks that the
+// lists were made of are little beside that, unless the group is short of registers already.
+int registers_for_lists(const AttentionSpec& spec, const KernelConfig& config) {
+  const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
+  if (!blocks || spec.mask.size() == 1 || spec.paged || consumers(spec, config) != 2) return 0;
+  const bool little =
+      blocks->of_masks || std::all_of(spec.mask.begin(), spec.mask.end(), [](const Mask& mask) {
+        return !std::holds_alternative<SlidingWindowMask>(mask) && !std::holds_alternative<FormulaMask>(mask);
+      });
+  return !little || spec.dropout || divides_columns(spec) ? 8 : 0;
+}
+
+int given_registers(const AttentionSpec& spec, const KernelConfig& config) {
+  return registers_for_roles(spec, config) + registers_for_lists(spec, config);
 }
 
 // The most such registers that leave enough for the rest. A thread has 255,

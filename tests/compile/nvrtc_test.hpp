@@ -166,7 +166,8 @@ inline void expect_sound(const Case& c, const CompiledKernel& kernel) {
 }
 
 inline void expect_no_spill(const Case& c, const CompiledKernel& kernel) {
-  EXPECT_EQ(step_of(kernel).spill_bytes, 0) << c.name() << "\n" << kernel.log;
+  for (const CompiledStep& step : kernel.steps)
+    EXPECT_EQ(step.spill_bytes, 0) << c.name() << " " << step.function << "\n" << kernel.log;
 }
 
 }  // namespace flashjit::nvrtc_testing

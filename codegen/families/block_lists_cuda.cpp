@@ -25,7 +25,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   const ParamsType params = params_of<device::BlockListsParams>(spec);
   const auto step = [&](const std::string& name, int warps, int shared_memory) {
     const int threads = warps * 32;
-    source.text += "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(threads) +
+    source.text += "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(threads) + ", 2" +
                    ")\n    flashjit_" + name + "_blocks(const __grid_constant__ " + params.text +
                    " params) {\n  " + name + "_blocks<Spec, Config>(params);\n}\n";
     source.steps.push_back({.function = "flashjit_" + name + "_blocks",

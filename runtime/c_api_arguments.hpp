@@ -90,8 +90,8 @@ inline flashjit_tensor c_tensor(const flashjit::Tensor& tensor) {
 }
 
 // `name` is the argument's, for messages.
-inline flashjit::Tensor tensor_of(const flashjit_argument& arg, std::string_view name) {
-  const flashjit_tensor& t = require(arg.value.tensor, "argument ", name, "'s tensor");
+inline flashjit::Tensor tensor_of(const flashjit_tensor* given, std::string_view name) {
+  const flashjit_tensor& t = require(given, "argument ", name, "'s tensor");
   const auto wrong = [&](const char* field, int value, const char* allowed) {
     refuse_argument("argument ", name, "'s tensor has ", field, " ", value, ", which is not ", allowed);
   };
@@ -109,7 +109,7 @@ inline flashjit::Tensor tensor_of(const flashjit_argument& arg, std::string_view
 }
 
 inline void set(std::optional<flashjit::Tensor>& member, const flashjit_argument& arg, const char* name) {
-  member = tensor_of(arg, name);
+  member = tensor_of(arg.value.tensor, name);
 }
 inline void set(std::optional<int>& member, const flashjit_argument& arg, const char* name) {
   if (arg.value.integer < 0 || arg.value.integer > std::numeric_limits<int>::max())
@@ -167,7 +167,7 @@ class Arguments {
     const std::string_view name = name_of(declared, named_count_);
     flashjit::NamedArgument* const named = &named_.all[named_count_++];
     if (declared.table) {
-      std::construct_at(named, name, tensor_of(arg, name));
+      std::construct_at(named, name, tensor_of(arg.value.tensor, name));
     } else if (declared.scalar->dtype == flashjit::DType::int32) {
       std::construct_at(named, name, arg.value.integer);
     } else {

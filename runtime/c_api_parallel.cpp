@@ -15,6 +15,10 @@ struct flashjit_parallel {
   flashjit::ParallelAttention attention;
 };
 
+struct flashjit_conversion {
+  flashjit::LayoutConversion conversion;
+};
+
 static_assert(FLASHJIT_LAYOUT_BEST == static_cast<int>(flashjit::SequenceLayout::best));
 
 namespace {
@@ -135,6 +139,31 @@ flashjit_status flashjit_parallel_backward(const flashjit_parallel* parallel, co
 }
 void flashjit_parallel_destroy(flashjit_parallel* parallel) {
   delete parallel;
+}
+
+flashjit_status flashjit_conversion_create(flashjit_engine* engine, const flashjit_group* group,
+                                           const flashjit_tensor* whole, int32_t before, int32_t after,
+                                           flashjit_conversion** conversion) {
+  return guarded([&] {
+    flashjit_conversion*& made = require(conversion, "conversion");
+    const flashjit::Tensor t = tensor_of(whole, "whole");
+    made = new flashjit_conversion{{require(engine, "engine").engine,
+                                    require(group, "group").group,
+                                    t.dtype,
+                                    {t.shape.begin(), t.shape.begin() + t.rank},
+                                    layout_of(before),
+                                    layout_of(after)}};
+  });
+}
+flashjit_status flashjit_conversion_run(const flashjit_conversion* conversion, const flashjit_tensor* from,
+                                        const flashjit_tensor* to, void* stream) {
+  return guarded([&] {
+    require(conversion, "conversion")
+        .conversion.convert(tensor_of(from, "from"), tensor_of(to, "to"), stream);
+  });
+}
+void flashjit_conversion_destroy(flashjit_conversion* conversion) {
+  delete conversion;
 }
 
 }  // extern "C"

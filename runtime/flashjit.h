@@ -183,6 +183,7 @@ typedef struct flashjit_workspace flashjit_workspace;
 typedef struct flashjit_step flashjit_step;
 typedef struct flashjit_group flashjit_group; /* a rank's place in a group */
 typedef struct flashjit_parallel flashjit_parallel;
+typedef struct flashjit_conversion flashjit_conversion;
 
 /* Runs body over disjoint ranges that cover [0, count), on any threads; returns when all are done. */
 typedef void (*flashjit_parallel_for)(void* user, int64_t count,
@@ -448,6 +449,17 @@ FLASHJIT_C_API flashjit_status flashjit_parallel_backward(const flashjit_paralle
                                                           const flashjit_argument* args, size_t num_args,
                                                           void* stream);
 FLASHJIT_C_API void flashjit_parallel_destroy(flashjit_parallel* parallel);
+/* Moves tensors from one layout to another. `whole` gives dtype, rank and sizes of all ranks together,
+   [batch, seqlen, ...]. Of FLASHJIT_LAYOUT_HEADS, as here, a rank has all rows of its share of dimension 2.
+ */
+FLASHJIT_C_API flashjit_status flashjit_conversion_create(flashjit_engine* engine,
+                                                          const flashjit_group* group,
+                                                          const flashjit_tensor* whole, int32_t before,
+                                                          int32_t after, flashjit_conversion** conversion);
+FLASHJIT_C_API flashjit_status flashjit_conversion_run(const flashjit_conversion* conversion,
+                                                       const flashjit_tensor* from, const flashjit_tensor* to,
+                                                       void* stream);
+FLASHJIT_C_API void flashjit_conversion_destroy(flashjit_conversion* conversion);
 
 #ifdef __cplusplus
 }

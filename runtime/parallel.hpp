@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -114,6 +115,28 @@ class FLASHJIT_API ParallelAttention {
     int launched = 0, skipped = 0;
   };
   Steps last_steps() const noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Moves a tensor's parts among the ranks, from where one layout has them to where another has them.
+class FLASHJIT_API LayoutConversion {
+ public:
+  // Of tensors that are [batch, seqlen, ...] in the whole. A rank has [batch, seqlen / size, ...]; of
+  // `heads`, as here, it has all rows of its share of dimension 2: [batch, seqlen, heads / size, ...]. Ranks
+  // compare what they were given, as ParallelAttention's do. Makes the memory that ranks write into. The
+  // group outlives the object.
+  LayoutConversion(Engine& engine, const ParallelGroup& group, DType dtype,
+                   const std::vector<std::int64_t>& whole, SequenceLayout before, SequenceLayout after);
+  LayoutConversion(LayoutConversion&&) noexcept;
+  ~LayoutConversion();
+
+  // Sizes of a rank's tensor in a layout.
+  std::vector<std::int64_t> own_sizes(SequenceLayout layout) const;
+  // All ranks call it. May be captured in a CUDA graph. Both may be the same tensor.
+  void convert(const Tensor& from, const Tensor& to, Stream stream = nullptr) const;
 
  private:
   struct Impl;

@@ -1,5 +1,4 @@
 // The object of a rank: its arguments are checked here, and computed as its layout has it.
-#include <exception>
 #include <utility>
 
 #include "runtime/arguments/checks.hpp"
@@ -7,13 +6,6 @@
 #include "runtime/parallel/rank_attention.hpp"
 
 namespace flashjit {
-
-std::shared_ptr<Exchange> open_exchange(const RankTask& task, std::size_t bytes) {
-  std::shared_ptr<Exchange> exchange = task.transport->exchange(task.engine.device(), bytes, num_boxes);
-  exchange->begin(nullptr);
-  for (int step = 1; step < task.size(); ++step) exchange->post(task.after(step), freed);
-  return exchange;
-}
 
 struct ParallelAttention::Impl {
   const ChosenLayout chosen;
@@ -35,13 +27,7 @@ struct ParallelAttention::Impl {
                                                          : attention_by_sequence(task)) {}
   // Others write into this rank's memory until all have come here.
   ~Impl() {
-    if (!prepared[0] && !prepared[1]) return;
-    try {
-      attention->finish();
-      task.transport->gather({});
-    } catch (const std::exception&) {
-      // A rank has failed, and none writes any more.
-    }
+    if (prepared[0] || prepared[1]) end_together(*task.transport, [&] { attention->finish(); });
   }
 
   void prepare(bool backward) const {
@@ -51,77 +37,51 @@ struct ParallelAttention::Impl {
     task.transport->gather({});
   }
 
-  // Runs a rank's work, and tells the others if it fails.
-  template <class Work>
-  void guard(const Work& work) const {
-    try {
-      work();
-    } catch (const Error& error) {
-      task.transport->fail(error.message());
-      throw;
-    } catch (...) {
-      task.transport->fail("out of memory, or an error of another kind");
-      throw;
+  Shape own_shape() const {
+    Shape shape = task.whole;
+    shape.seqlen_q = task.own_rows();
+    shape.seqlen_k = task.own_keys();
+    return shape;
+  }
+  // Before a rank sends anything of them.
+  void check(const AttentionArgs& args, const AttentionSpec& spec,
+             std::initializer_list<TensorMember> members) const {
+    for (const TensorMember member : members) {
+      const Argument& argument = argument_of(member);
+      if (!argument.required && !(args.*member) && member != &AttentionArgs::lse) continue;
+      const Tensor& t = require(argument, spec, args, task.engine.device());
+      const std::vector<std::int64_t> sizes = argument.layout.sizes(spec, own_shape());
+      for (std::size_t i = 0; i < sizes.size(); ++i)
+        require_shape(argument.name, t, static_cast<int>(i), sizes[i], "the rank's share of the whole");
+      const std::int64_t stride = t.strides[sizes.size() - 1];
+      if (sizes.size() == 4 && sizes[3] > 1 && stride != 1)
+        refuse_argument(argument.name, "'s last dimension has stride ", stride, ", it must be 1");
     }
   }
-
-  void require_own(const char* name, const std::optional<Tensor>& t, std::vector<std::int64_t> sizes) const {
-    if (!t) refuse_argument(name, " is missing");
-    if (t->rank != static_cast<int>(sizes.size()))
-      refuse_argument(name, " has rank ", t->rank, ", it must be ", sizes.size());
-    for (std::size_t i = 0; i < sizes.size(); ++i)
-      require_shape(name, *t, static_cast<int>(i), sizes[i], "the rank's share of the whole");
-    if (t->shape[sizes.size() - 1] > 1 && t->strides[sizes.size() - 1] != 1 && sizes.size() == 4)
-      refuse_argument(name, "'s last dimension has stride ", t->strides[sizes.size() - 1], ", it must be 1");
-  }
   void check_forward(const AttentionArgs& args) const {
-    require_own("q", args.q, {task.batch(), task.own_rows(), task.whole.num_heads_q, task.spec.head_dim});
-    require_own("k", args.k, {task.batch(), task.own_keys(), task.whole.num_heads_kv, task.spec.head_dim});
-    require_own("v", args.v, {task.batch(), task.own_keys(), task.whole.num_heads_kv, task.spec.head_dim_v});
-    require_own("o", args.o, {task.batch(), task.own_rows(), task.whole.num_heads_q, task.spec.head_dim_v});
-    require_own("lse", args.lse, {task.batch(), task.whole.num_heads_q, task.own_rows()});
+    using Args = AttentionArgs;
+    check(args, task.spec, {&Args::q, &Args::k, &Args::v, &Args::o, &Args::lse});
   }
   void check_backward(const AttentionArgs& args) const {
-    check_forward(args);
-    require_own("do", args.d_o,
-                {task.batch(), task.own_rows(), task.whole.num_heads_q, task.spec.head_dim_v});
-    if (args.dlse) require_own("dlse", args.dlse, {task.batch(), task.whole.num_heads_q, task.own_rows()});
-    require_own("dq", args.dq, {task.batch(), task.own_rows(), task.whole.num_heads_q, task.spec.head_dim});
-    require_own("dk", args.dk, {task.batch(), task.own_keys(), task.whole.num_heads_kv, task.spec.head_dim});
-    require_own("dv", args.dv,
-                {task.batch(), task.own_keys(), task.whole.num_heads_kv, task.spec.head_dim_v});
+    using Args = AttentionArgs;
+    check(args, task.gradients,
+          {&Args::q, &Args::k, &Args::v, &Args::o, &Args::lse, &Args::d_o, &Args::dlse, &Args::dq, &Args::dk,
+           &Args::dv});
   }
 };
 
 ParallelAttention::ParallelAttention(Engine& engine, const AttentionSpec& spec, const Shape& whole,
                                      SequenceLayout layout, const ParallelGroup& group) {
-  // Told to all before anything is refused, so that no rank waits for one that has refused.
   const std::string said = spec.to_json() + ", batch " + std::to_string(whole.batch) + ", seqlens " +
                            std::to_string(whole.seqlen_q) + "/" + std::to_string(whole.seqlen_k) +
                            ", heads " + std::to_string(whole.num_heads_q) + "/" +
                            std::to_string(whole.num_heads_kv) + ", layout " + to_string(layout) +
                            (engine.device().kind == Device::Kind::cuda ? ", GPUs" : ", CPUs");
-  const std::vector<std::string> all = group.transport()->gather(said);
-  for (std::size_t rank = 0; rank < all.size(); ++rank)
-    if (all[rank] != all[0])
-      refuse_argument("the ranks of a group were given different work: rank 0 ", all[0], "; rank ", rank, " ",
-                      all[rank], "; the same on all ranks would work");
-  std::string refusal;
-  std::exception_ptr thrown;
-  try {
+  make_together(*group.transport(), said, [&] {
     group.transport()->require_device(engine.device());
     check_shape(spec, whole);
     impl_ = std::make_unique<Impl>(engine, spec, whole, layout, group);
-  } catch (const std::exception& error) {
-    refusal = error.what();
-    thrown = std::current_exception();
-  }
-  const std::vector<std::string> refusals = group.transport()->gather(refusal);
-  if (thrown) std::rethrow_exception(thrown);
-  for (std::size_t rank = 0; rank < refusals.size(); ++rank)
-    if (!refusals[rank].empty())
-      throw Error(ErrorCode::device_failed,
-                  "rank " + std::to_string(rank) + " of the group refused the work: " + refusals[rank]);
+  });
 }
 ParallelAttention::ParallelAttention(ParallelAttention&&) noexcept = default;
 ParallelAttention::~ParallelAttention() = default;
@@ -133,10 +93,7 @@ const std::string& ParallelAttention::layout_reason() const noexcept {
   return impl_->chosen.reason;
 }
 Shape ParallelAttention::own_shape() const noexcept {
-  Shape shape = impl_->task.whole;
-  shape.seqlen_q = impl_->task.own_rows();
-  shape.seqlen_k = impl_->task.own_keys();
-  return shape;
+  return impl_->own_shape();
 }
 
 namespace {
@@ -153,17 +110,17 @@ std::size_t ParallelAttention::workspace_bytes(Operation op) const {
 }
 void ParallelAttention::prepare(Operation op) const {
   const bool backward = is_backward(op);
-  impl_->guard([&] { impl_->prepare(backward); });
+  run_together(*impl_->task.transport, [&] { impl_->prepare(backward); });
 }
 void ParallelAttention::forward(const AttentionArgs& args, Stream stream) const {
-  impl_->guard([&] {
+  run_together(*impl_->task.transport, [&] {
     impl_->check_forward(args);
     impl_->prepare(false);
     impl_->steps = impl_->attention->forward(args, stream);
   });
 }
 void ParallelAttention::backward(const AttentionArgs& args, Stream stream) const {
-  impl_->guard([&] {
+  run_together(*impl_->task.transport, [&] {
     impl_->check_backward(args);
     impl_->prepare(true);
     impl_->steps = impl_->attention->backward(args, stream);

@@ -42,7 +42,7 @@ class ByHeads : public RankAttention {
     if (exchange) return;
     Room count(task_.engine.device());
     take_arrivals(count, backward);
-    exchange = open_exchange(task_, count.used());
+    exchange = open_exchange(*task_.transport, task_.engine.device(), count.used());
   }
   void finish() override {
     for (const std::shared_ptr<Exchange>& exchange : exchanges_)

@@ -82,7 +82,7 @@ class BySequence : public RankAttention {
     if (!arrivals_) {
       Room count(task_.engine.device());
       take_arrivals(count);
-      arrivals_ = open_exchange(task_, count.used());
+      arrivals_ = open_exchange(*task_.transport, task_.engine.device(), count.used());
       Room room(task_.engine.device(), arrivals_->memory());
       take_arrivals(room);
       arrivals_->write(static_cast<std::byte*>(positions_.data), known_positions_.data(),
@@ -96,7 +96,7 @@ class BySequence : public RankAttention {
     if (gradient_arrivals_) return;
     Room count(task_.engine.device());
     Arrived(task_, count);
-    gradient_arrivals_ = open_exchange(task_, count.used());
+    gradient_arrivals_ = open_exchange(*task_.transport, task_.engine.device(), count.used());
   }
 
   void finish() override {

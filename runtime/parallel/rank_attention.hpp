@@ -44,9 +44,4 @@ class RankAttention {
 std::unique_ptr<RankAttention> attention_by_sequence(const RankTask& task);
 std::unique_ptr<RankAttention> attention_by_heads(const RankTask& task);
 
-// Ranks tell each other that what they sent is there, or sent back, and that its place is free again.
-enum Box { sent, returned, freed, num_boxes };
-// An exchange whose places are free.
-std::shared_ptr<Exchange> open_exchange(const RankTask& task, std::size_t bytes);
-
 }  // namespace flashjit

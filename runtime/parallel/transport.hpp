@@ -1,8 +1,9 @@
-// How the ranks of a group reach each other's memory. The schedules (attention.cpp, heads.cpp) know nothing
+// How the ranks of a group reach each other's memory. What ranks compute knows nothing
 // else of other ranks. Every rank calls the functions in an order that fits the others'.
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -65,5 +66,17 @@ class Transport {
   // Makes the waiting and later calls of the other ranks throw device_failed.
   virtual void fail(const std::string& why) noexcept = 0;
 };
+
+// Ranks tell each other that what they sent is there, or sent back, and that its place is free again.
+enum Box { sent, returned, freed, num_boxes };
+// An exchange whose places are free.
+std::shared_ptr<Exchange> open_exchange(Transport& transport, Device device, std::size_t bytes);
+
+// Makes a rank's object of some work. Throws on all ranks if one was given other work, or refuses its own.
+void make_together(Transport& transport, const std::string& work, const std::function<void()>& make);
+// Runs a rank's part, and tells the others if it fails.
+void run_together(Transport& transport, const std::function<void()>& part);
+// Waits until no rank writes into the memory of another. `finish`: this rank's copies.
+void end_together(Transport& transport, const std::function<void()>& finish) noexcept;
 
 }  // namespace flashjit

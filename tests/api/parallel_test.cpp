@@ -88,6 +88,22 @@ TEST(CParallel, ComputesOnARankAndRefusesBadInput) {
       << flashjit_last_error_message();
   for (int row = 0; row < 6; ++row) EXPECT_NEAR(o[static_cast<std::size_t>(row) * 8], row / 2.0, 1e-5) << row;
   flashjit_parallel_destroy(parallel);
+
+  // One rank has all of the sequence in every layout.
+  std::vector<float> moved(48, -1);
+  flashjit_tensor of_moved = tensor(moved, false);
+  flashjit_conversion* conversion = nullptr;
+  EXPECT_EQ(flashjit_conversion_create(engine, group, &of_v, FLASHJIT_LAYOUT_CONTIGUOUS, 9, &conversion),
+            FLASHJIT_INVALID_ARGUMENT);
+  ASSERT_EQ(flashjit_conversion_create(engine, group, &of_v, FLASHJIT_LAYOUT_CONTIGUOUS,
+                                       FLASHJIT_LAYOUT_ZIGZAG, &conversion),
+            FLASHJIT_OK)
+      << flashjit_last_error_message();
+  EXPECT_EQ(flashjit_conversion_run(conversion, &of_v, &of_moved, nullptr), FLASHJIT_OK)
+      << flashjit_last_error_message();
+  EXPECT_EQ(moved, v);
+  EXPECT_EQ(flashjit_conversion_run(conversion, &of_v, nullptr, nullptr), FLASHJIT_INVALID_ARGUMENT);
+  flashjit_conversion_destroy(conversion);
   flashjit_workspace_destroy(workspace);
   flashjit_group_destroy(group);
   flashjit_spec_destroy(spec);

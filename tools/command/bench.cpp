@@ -487,14 +487,14 @@ Verb add_bench(const Arguments& parent) {
       .needs(start)
       .capture_default_str();
   start.excludes(configs).excludes(compile);
-  const Argument gpus =
-      app.add_option(
-             "--gpus", options->gpus,
-             "Measure GPUs 0 to N - 1 together, each with its part of the sequence, beside GPU 0 alone")
-          .between(2, 64)
-          .excludes(configs)
-          .excludes(compile)
-          .excludes(start);
+  const Argument gpus = app.add_option("--gpus", options->gpus,
+                                       "Measure GPUs 0 to N - 1 together, each with its part of the "
+                                       "sequence, beside GPU 0 alone, at rest "
+                                       "and sustained")
+                            .between(2, 64)
+                            .excludes(configs)
+                            .excludes(compile)
+                            .excludes(start);
   app.add_option("--layout", options->layout,
                  "With --gpus: how the sequence is divided: contiguous, zigzag, heads or best")
       .needs(gpus)

@@ -1,9 +1,12 @@
 // flashjit bench --gpus: attention over several GPUs of this host, beside one of them alone.
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <functional>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -136,10 +139,15 @@ SequenceLayout layout_of(const std::string& name) {
               "layout '" + name + "' is none of contiguous, zigzag, heads and best");
 }
 
+// As tests/peers has them: a card at rest has idled before a sample, a sustained one has computed all the
+// time.
+constexpr const char* states[] = {"at rest", "sustained"};
+constexpr std::size_t num_states = std::size(states);
+
 struct GpusRow {
   Shape shape;
   std::string layout, reason;
-  double alone_ms = 0, together_ms = 0;
+  double alone_ms[num_states] = {}, together_ms[num_states] = {};
   std::size_t alone_bytes = 0, together_bytes = 0;  // of the first GPU's memory
   int launches = 0;
 };
@@ -173,16 +181,13 @@ class GpusBench {
     for (const std::string& error : errors)
       if (!error.empty()) throw Error(ErrorCode::device_failed, error);
     // A round takes as long as the slowest rank.
-    std::vector<double> together;
-    for (std::size_t i = 0; i < samples_[0].size(); ++i) {
-      double slowest = 0;
-      for (const std::vector<double>& of_rank : samples_) slowest = std::max(slowest, of_rank[i]);
-      together.push_back(slowest);
+    for (std::size_t state = 0; state < num_states; ++state) {
+      std::vector<double> together = samples_[0][state];
+      for (const auto& of_rank : samples_)
+        for (std::size_t i = 0; i < together.size(); ++i)
+          together[i] = std::max(together[i], of_rank[state][i]);
+      row_.together_ms[state] = median(together);
     }
-    row_.together_ms = median(together);
-    row_.alone_ms = median(alone_);
-    for (std::vector<double>& of_rank : samples_) of_rank.clear();
-    alone_.clear();
     return row_;
   }
 
@@ -250,19 +255,43 @@ class GpusBench {
       stop.record(stream.get());
       return elapsed_ms(start, stop) / launches;
     };
-    for (int round = 0; round <= options_.rounds; ++round) {
+    for (std::size_t state = 0; state < num_states; ++state) {
+      samples_[static_cast<std::size_t>(rank)][state] =
+          sample(state == 0, together, time, rank == 0, [&] { barrier_.wait(); });
       barrier_.wait();
-      const double ms = time(together);
-      barrier_.wait();
-      if (round > 0) samples_[static_cast<std::size_t>(rank)].push_back(ms);
       if (rank != 0) continue;
-      const double alone = time([&] { kernel->launch(whole->args, stream.get()); });
-      if (round > 0) alone_.push_back(alone);
+      std::vector<double> alone =
+          sample(state == 0, [&] { kernel->launch(whole->args, stream.get()); }, time, true, [] {});
+      row_.alone_ms[state] = median(alone);
     }
     group.require_alive();
     if (rank == 0) row_.launches = attention.last_steps().launched;
     stream.synchronize();
     barrier_.wait();
+  }
+
+  // Milliseconds of launches in a state of the card. All that launch together begin a sample when they meet;
+  // one of them leads.
+  template <class Time>
+  std::vector<double> sample(bool at_rest, const std::function<void()>& launch, const Time& time, bool leads,
+                             const std::function<void()>& meet) {
+    constexpr std::chrono::milliseconds rest(200);
+    constexpr double heating_ms = 1000;
+    std::vector<double> samples;
+    for (int round = 0; round <= options_.rounds; ++round) {
+      meet();
+      if (at_rest) std::this_thread::sleep_for(rest);
+      const double ms = time(launch);
+      if (round > 0) {
+        samples.push_back(ms);
+        continue;
+      }
+      if (leads) heating_ = at_rest ? 0 : static_cast<int>(heating_ms / ms);
+      meet();
+      for (int i = 0; i < heating_; ++i) launch();
+    }
+    meet();
+    return samples;
   }
 
   const BenchOptions& options_;
@@ -271,8 +300,8 @@ class GpusBench {
   Barrier barrier_;
   const std::vector<ParallelGroup> group_;
   const Numbers numbers_;
-  std::vector<std::vector<double>> samples_;  // of each rank
-  std::vector<double> alone_;
+  std::vector<std::array<std::vector<double>, num_states>> samples_;  // of each rank
+  int heating_ = 0;                                                   // launches before a sustained sample
   GpusRow row_;
 };
 
@@ -280,33 +309,37 @@ class GpusBench {
 
 int bench_gpus(const BenchOptions& options) {
   std::vector<GpusRow> rows;
-  verify::Table table({"op", "shape", "layout", "one GPU, ms", std::to_string(options.gpus) + " GPUs, ms",
-                       "rate of each / one's", "memory / one's"});
+  verify::Table table({"op", "shape", "layout", "state", "one GPU, ms",
+                       std::to_string(options.gpus) + " GPUs, ms", "rate of each / one's", "memory / one's"});
   Json json = Json::array();
   for (const std::string& argument : options.specs) {
     const AttentionSpec spec = read_spec(argument, options.op);
     GpusBench bench(options, spec);
     for (const Shape& shape : options.shape.shapes(spec, options.seqlens)) {
       const GpusRow row = bench.measure(shape);
-      const double share = row.alone_ms / (row.together_ms * options.gpus);
-      table.add({to_string(spec.op),
-                 std::to_string(shape.batch) + " x " + std::to_string(shape.seqlen_q) + ", " +
-                     std::to_string(shape.num_heads_q) + "/" + std::to_string(shape.num_heads_kv),
-                 row.layout, verify::digits(row.alone_ms, 4), verify::digits(row.together_ms, 4),
-                 verify::digits(share),
-                 verify::digits(double(row.together_bytes) / static_cast<double>(row.alone_bytes))});
-      Json one = {{"spec", Json::parse(spec.to_json())}};
-      one.update(shape_json(shape));
-      one.update({{"gpus", options.gpus},
-                  {"layout", row.layout},
-                  {"layout_reason", row.reason},
-                  {"launches", row.launches},
-                  {"one_gpu_ms", row.alone_ms},
-                  {"ms", row.together_ms},
-                  {"share_of_one_gpus_rate", share},
-                  {"one_gpu_bytes", row.alone_bytes},
-                  {"bytes", row.together_bytes}});
-      json.push_back(one);
+      for (std::size_t state = 0; state < num_states; ++state) {
+        const double alone = row.alone_ms[state], together = row.together_ms[state],
+                     share = alone / (together * options.gpus);
+        table.add({to_string(spec.op),
+                   std::to_string(shape.batch) + " x " + std::to_string(shape.seqlen_q) + ", " +
+                       std::to_string(shape.num_heads_q) + "/" + std::to_string(shape.num_heads_kv),
+                   row.layout, states[state], verify::digits(alone, 4), verify::digits(together, 4),
+                   verify::digits(share),
+                   verify::digits(double(row.together_bytes) / static_cast<double>(row.alone_bytes))});
+        Json one = {{"spec", Json::parse(spec.to_json())}};
+        one.update(shape_json(shape));
+        one.update({{"gpus", options.gpus},
+                    {"layout", row.layout},
+                    {"layout_reason", row.reason},
+                    {"launches", row.launches},
+                    {"state", states[state]},
+                    {"one_gpu_ms", alone},
+                    {"ms", together},
+                    {"share_of_one_gpus_rate", share},
+                    {"one_gpu_bytes", row.alone_bytes},
+                    {"bytes", row.together_bytes}});
+        json.push_back(one);
+      }
     }
   }
   if (options.json)

@@ -33,7 +33,7 @@ from ._errors import (
 from ._functions import BlockLists, append_kv, attention, copy_kv, decode, make_block_lists, merge
 from ._native import Kernel, Prepared, version
 
-# Loaded when they are first used: a program that computes needs neither.
+# Loaded when they are first used, as is flashjit.parallel: a program that computes needs none.
 _VIEWS = ("Picture", "Report", "draw_mask", "tune")
 
 
@@ -42,6 +42,10 @@ def __getattr__(name):
         from . import _views
 
         return getattr(_views, name)
+    if name == "parallel":
+        import importlib
+
+        return importlib.import_module(".parallel", __name__)
     raise AttributeError(f"module 'flashjit' has no attribute '{name}'")
 
 

@@ -5,6 +5,7 @@
 #include "function.hpp"
 #include "jax.hpp"
 #include "objects.hpp"
+#include "parallel.hpp"
 
 namespace flashjit::python {
 namespace {
@@ -83,7 +84,8 @@ PyMODINIT_FUNC PyInit__native() {
   using namespace flashjit::python;
   Ref module(PyModule_Create(&definition));
   if (!module || load_errors() < 0 || add_objects(module.get()) < 0 || add_function(module.get()) < 0 ||
-      add_autograd(module.get()) < 0 || add_calls(module.get()) < 0 || add_jax(module.get()) < 0)
+      add_autograd(module.get()) < 0 || add_calls(module.get()) < 0 || add_jax(module.get()) < 0 ||
+      add_parallel(module.get()) < 0)
     return nullptr;
   return module.release();
 }

@@ -33,23 +33,6 @@ const Operation operations[] = {
     {"make_block_lists", {"block_offsets", "block_indices", "block_bitmask_of", "block_bitmasks"}},
 };
 
-template <class Object>
-Object* as(PyObject* self) {
-  return reinterpret_cast<Object*>(self);
-}
-template <class Function>
-PyCFunction function(Function* f) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(f));
-}
-void free_object(PyObject* self) {
-  PyTypeObject* const type = Py_TYPE(self);
-  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
-  Py_DECREF(type);
-}
-PyObject* new_object(PyTypeObject* type) {
-  return reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc))(type, 0);
-}
-
 // ---- engine ----
 
 // A Ctrl-C ends what an engine compiles or tunes on the main thread, which is the one that runs signal
@@ -279,31 +262,6 @@ PyObject* kernel_workspace(PyObject* self, PyObject* args, PyObject* keywords) {
   return status == FLASHJIT_OK ? PyLong_FromSize_t(bytes) : raise_last(status);
 }
 
-// Reads keyword arguments of a launch; `stream` is set if it is among them.
-bool read_arguments(SpecState& spec, PyObject* const* args, Py_ssize_t count, PyObject* names,
-                    Arguments& arguments, PyObject** stream, std::vector<Ref>* kept) {
-  if (count > 0) {
-    refuse("a launch takes its arguments by name, such as q=tensor");
-    return false;
-  }
-  const Py_ssize_t named = names ? PyTuple_Size(names) : 0;
-  for (Py_ssize_t i = 0; i < named; ++i) {
-    PyObject* const name = PyTuple_GetItem(names, i);
-    if (args[i] == Py_None) continue;  // as if it were left out
-    if (stream && PyUnicode_CompareWithASCIIString(name, "stream") == 0) {
-      *stream = args[i];
-      continue;
-    }
-    const NamedInfo* const known = spec.find(name);
-    if (!known) return false;
-    const std::string text = known->text;  // reading a tensor may run code that grows the list
-    const ArgumentInfo info = known->info;
-    if (!arguments.add(info, text.c_str(), args[i])) return false;
-    if (kept) kept->push_back(Ref::borrowed(args[i]));
-  }
-  return true;
-}
-
 PyObject* kernel_launch(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
   const KernelObject& kernel = *as<KernelObject>(self);
   Arguments arguments;
@@ -434,12 +392,36 @@ PyType_Slot prepared_slots[] = {{Py_tp_doc, prepared_doc},
 PyType_Spec prepared_spec = {"flashjit.Prepared", sizeof(PreparedObject), 0,
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, prepared_slots};
 
+}  // namespace
+
+bool read_arguments(SpecState& spec, PyObject* const* args, Py_ssize_t count, PyObject* names,
+                    Arguments& arguments, PyObject** stream, std::vector<Ref>* kept) {
+  if (count > 0) {
+    refuse("a launch takes its arguments by name, such as q=tensor");
+    return false;
+  }
+  const Py_ssize_t named = names ? PyTuple_Size(names) : 0;
+  for (Py_ssize_t i = 0; i < named; ++i) {
+    PyObject* const name = PyTuple_GetItem(names, i);
+    if (args[i] == Py_None) continue;  // as if it were left out
+    if (stream && PyUnicode_CompareWithASCIIString(name, "stream") == 0) {
+      *stream = args[i];
+      continue;
+    }
+    const NamedInfo* const known = spec.find(name);
+    if (!known) return false;
+    const std::string text = known->text;  // reading a tensor may run code that grows the list
+    const ArgumentInfo info = known->info;
+    if (!arguments.add(info, text.c_str(), args[i])) return false;
+    if (kept) kept->push_back(Ref::borrowed(args[i]));
+  }
+  return true;
+}
+
 int add_type(PyObject* module, PyType_Spec* spec, PyTypeObject** type) {
   *type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(spec));
   return *type ? PyModule_AddType(module, *type) : -1;
 }
-
-}  // namespace
 
 SpecState::~SpecState() {
   for (const NamedInfo& name : names) Py_DECREF(name.name);

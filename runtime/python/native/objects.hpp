@@ -8,6 +8,25 @@
 
 namespace flashjit::python {
 
+template <class Object>
+Object* as(PyObject* self) {
+  return reinterpret_cast<Object*>(self);
+}
+template <class Function>
+PyCFunction function(Function* f) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(f));
+}
+inline void free_object(PyObject* self) {
+  PyTypeObject* const type = Py_TYPE(self);
+  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
+  Py_DECREF(type);
+}
+inline PyObject* new_object(PyTypeObject* type) {
+  return reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+}
+// Adds a type to the module; -1 with an exception.
+int add_type(PyObject* module, PyType_Spec* spec, PyTypeObject** type);
+
 struct EngineObject {
   PyObject_HEAD flashjit_engine* engine;
 };
@@ -31,6 +50,10 @@ struct SpecState {
 struct SpecObject {
   PyObject_HEAD SpecState* state;
 };
+
+// Reads keyword arguments of a launch; `stream` is set if it is among them. False with an exception.
+bool read_arguments(SpecState& spec, PyObject* const* args, Py_ssize_t count, PyObject* names,
+                    Arguments& arguments, PyObject** stream, std::vector<Ref>* kept);
 
 struct KernelObject {
   PyObject_HEAD const flashjit_kernel* kernel;

@@ -12,6 +12,7 @@ PRINTED = {
     "document_mask.py": "63 of 256 blocks are computed\nas if it were alone: True\n",
     "latent_step.py": "prompts: (2, 50, 16, 512)\nstep: (2, 1, 16, 512), keys [70, 70], pages in use 4\n",
     "serving_step.py": "prompts: (2, 20, 8, 64)\nstep: (2, 1, 8, 64), keys [23, 23], pages in use 4\n",
+    "two_processes.py": "zigzag: rank 0 has rows 0 to 127 and 384 to 511\nas one engine computes: True\n",
 }
 OF_TORCH = {"training_step.py"}  # torch_test.py runs them
 

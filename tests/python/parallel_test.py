@@ -15,6 +15,7 @@ import flashjit
 import numpy as np
 import parallel_rank
 from flashjit import parallel
+from leaks import check_no_leaks
 from parallel_rank import SPEC, join, own, run
 from reference import ROUNDING, attention, causal, check, random
 
@@ -106,12 +107,13 @@ class Results(unittest.TestCase):
         check(self, made["lse"], np.asarray(lse, np.float64), 3 * bound_lse, "lse")
 
     def processes(self, size, *words):
-        name = parallel.name_of_processes(size)
-        command = [sys.executable, "-W", "error", parallel_rank.__file__, name]
-        return [
-            subprocess.Popen([*command, str(rank), str(size), *words], stdout=subprocess.PIPE, text=True)
-            for rank in range(size)
-        ]
+        name, children = parallel.name_of_processes(size), []
+        for rank in range(size):
+            command = [sys.executable, "-W", "error", parallel_rank.__file__, name, str(rank), str(size), *words]
+            children.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            self.addCleanup(children[-1].communicate)
+            self.addCleanup(children[-1].kill)
+        return children
 
     def test_processes(self):
         for size in (2, 3):
@@ -286,6 +288,23 @@ class Failures(unittest.TestCase):
             parallel.of_threads(0)
         with self.assertRaisesRegex(flashjit.DeviceFailedError, "/dev/shm"):
             parallel.of_processes("/flashjit-none", 0, 2)
+
+    def test_calls_leak_no_references(self):
+        q, lse = np.ones((1, 48, 2, 32), np.float32), np.ones((1, 2, 48), np.float32)
+        given = {"q": q, "k": q.copy(), "v": q.copy(), "o": q.copy(), "lse": lse}
+
+        def calls():
+            group = parallel.of_threads(1)[0]
+            with self.attention(group, num_heads_q=2) as attention:
+                attention.forward(**given, workspace=attention.workspace(q))
+            with parallel.LayoutConversion(ENGINE, group, "fp32", q.shape, "contiguous", "zigzag") as change:
+                change.convert(q)
+            attention = self.attention(group, num_heads_q=2)
+            attention.prepare()
+            with self.assertRaises(flashjit.InvalidArgumentError):
+                attention.forward(**{**given, "lse": 3})
+
+        check_no_leaks(self, calls, list(given.values()), settling=3, rounds=30, repeats=4)
 
     def test_numbers_of_the_whole(self):
         t = {"q": random((1, SEQLEN, 2, 32), seed=1), "k": random((1, SEQLEN, 2, 32), seed=2)}

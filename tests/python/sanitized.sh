@@ -22,7 +22,7 @@ done
 g++ -shared -fsanitize=address,undefined "$work"/*.o -o "$work/flashjit/_native.abi3.so" -L"$build/lib" -lflashjit \
   -Wl,-rpath,"$build/lib"
 # CPython frees much only when the process has ended, so leaks are for objects_test.py to find.
-for test in exchange attention error; do
+for test in exchange_test.py attention_test.py error_test.py "parallel_test.py Conversions Failures"; do
   LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
-    PYTHONPATH=$work "$venv/bin/python" "tests/python/${test}_test.py"
+    PYTHONPATH=$work "$venv/bin/python" tests/python/$test
 done

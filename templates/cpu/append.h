@@ -35,13 +35,8 @@ struct Append {
 
   // Items are tokens.
   FLASHJIT_FN void run(i64 begin, i64 end) const {
-    for (i64 token = begin; token < end; ++token) run(static_cast<int>(token));
-  }
-
- protected:
-  FLASHJIT_FN void run(int token) const {
-    write_token(
-        token, [&](const TokenPlace& at, u32 head, const Angles& angles) __attribute__((always_inline)) {
+    write_tokens(
+        begin, end, [&](const TokenPlace& at, u32 head, const Angles& angles) __attribute__((always_inline)) {
           write(row_of(p.k_new, at, head), elements(p.k) + p.k.offset(at.page, at.page_row, head), angles);
           if constexpr (!Spec::v_in_k)
             copy<0, Spec::head_dim_v>(row_of(p.v_new, at, head),
@@ -49,14 +44,19 @@ struct Append {
         });
   }
 
+ protected:
   struct Angles {
     static constexpr int vectors = max(ceil_div(pairs, vector), 1);
     Vec8 cosines[vectors], sines[vectors];
   };
 
-  // Calls write_head(place, head, angles) for each head of a token that goes into the caches. Writes Q.
+  // Calls write_head(place, head, angles) for each head of each token that goes into the caches. Writes Q.
   template <class WriteHead>
-  FLASHJIT_FN void write_token(int token, WriteHead write_head) const {
+  FLASHJIT_FN void write_tokens(i64 begin, i64 end, const WriteHead& write_head) const {
+    for (i64 token = begin; token < end; ++token) write_token(static_cast<int>(token), write_head);
+  }
+  template <class WriteHead>
+  FLASHJIT_FN void write_token(int token, const WriteHead& write_head) const {
     TokenPlace at = row_of_token<Spec::varlen>(p, token);
     find_in_cache<Spec::varlen>(p, token, at);
     if (!at.in_batch) return;

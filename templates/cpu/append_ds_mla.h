@@ -13,19 +13,16 @@ struct AppendDsMla : Append<Spec, Own> {
   using Base::p;
 
   FLASHJIT_FN void run(i64 begin, i64 end) const {
-    for (i64 token = begin; token < end; ++token) run(static_cast<int>(token));
-  }
-
- private:
-  FLASHJIT_FN void run(int token) const {
-    Base::write_token(token, [&](const TokenPlace& at, u32 head,
-                                 const typename Base::Angles& angles) __attribute__((always_inline)) {
+    const auto write_head = [&](const TokenPlace& at, u32 head,
+                                const typename Base::Angles& angles) __attribute__((always_inline)) {
       float row[Spec::head_dim];
       Base::write(Base::row_of(p.k_new, at, head), row, angles);
       store(row, static_cast<unsigned char*>(p.k.data) + p.k.offset(at.page, at.page_row, head));
-    });
+    };
+    Base::write_tokens(begin, end, write_head);
   }
 
+ private:
   FLASHJIT_FN static void store(const float* row, unsigned char* to) {
     for (int c = 0; c < DsMla::columns; c += DsMla::group) {
       const float scale = scale_of_row<fp8_e4m3>(largest_of<DsMla::group>(row + c));

@@ -62,22 +62,19 @@ struct AppendQuantised : Append<Spec, Quantised<Own>> {
   static constexpr int vector = Base::vector;
 
   FLASHJIT_FN void run(i64 begin, i64 end) const {
-    for (i64 token = begin; token < end; ++token) run(static_cast<int>(token));
-  }
-
- private:
-  FLASHJIT_FN void run(int token) const {
-    Base::write_token(token, [&](const TokenPlace& at, u32 head,
-                                 const typename Base::Angles& angles) __attribute__((always_inline)) {
+    const auto write_head = [&](const TokenPlace& at, u32 head,
+                                const typename Base::Angles& angles) __attribute__((always_inline)) {
       float row[max(Spec::head_dim, Spec::head_dim_v)];
       Base::write(Base::row_of(p.k_new, at, head), row, angles);
       store<Spec::head_dim>(row, at, head, p.k, p.k_scale);
       if constexpr (Spec::v_in_k) return;
       Base::template copy<0, Spec::head_dim_v>(Base::row_of(p.v_new, at, head), row);
       store<Spec::head_dim_v>(row, at, head, p.v, p.v_scale);
-    });
+    };
+    Base::write_tokens(begin, end, write_head);
   }
 
+ private:
   template <int columns>
   FLASHJIT_FN static void store(const float* row, const TokenPlace& at, u32 head, const TensorView& cache,
                                 const KvScales& scales) {

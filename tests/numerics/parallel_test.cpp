@@ -4,10 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -120,6 +123,47 @@ void on_threads(int size, const std::function<void(int rank)>& work) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// Ranks that have computed for so long wait for each other for ever, as they do when one of them does not say
+// that something is there. The watch ends their group, so each of them fails.
+class Watch {
+ public:
+  explicit Watch(int ranks) : preparing_(ranks), thread_([this] { watch(); }) {}
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+  ~Watch() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  // A rank has its kernels, and begins to compute.
+  void begin(const ParallelGroup& group) {
+    {
+      const std::lock_guard lock(mutex_);
+      group_ = group;
+      --preparing_;
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  static constexpr std::chrono::seconds patience{120};
+  void watch() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return over_ || preparing_ == 0; });
+    if (!changed_.wait_for(lock, patience, [&] { return over_; })) group_->fail("the ranks wait for ever");
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int preparing_;
+  bool over_ = false;
+  std::optional<ParallelGroup> group_;
+  std::thread thread_;
+};
+
 class Parallel : public ComputesOnEveryDevice {
  protected:
   struct Ways {
@@ -139,6 +183,7 @@ class Parallel : public ComputesOnEveryDevice {
     ParallelAttention::Steps steps;
     const AttentionArgs& whole = workload.args();
     Engine& of_cpu = on().engine();  // made here, before there are threads
+    Watch watch(size);
     on_threads(size, [&](int rank) {
       try {
         std::optional<Gpu> gpu;
@@ -186,6 +231,7 @@ class Parallel : public ComputesOnEveryDevice {
           for (const TensorMember member : tensors)
             if (args.*member) args.*member = gpu->upload(*(args.*member));
         }
+        watch.begin(own);
         ParallelAttention::Steps frugal_steps;
         // Ranks may be a call ahead of each other.
         for (int turn = 0; turn < (gpu ? 3 : ways.short_of_memory ? 2 : 1); ++turn) {

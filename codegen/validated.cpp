@@ -171,6 +171,8 @@ AttentionSpec AttentionSpec::validated() const {
   write_out_formulas(spec);
   spec = without_defaults(std::move(spec));
   if (spec.head_dim_v == 0) spec.head_dim_v = spec.head_dim;
+  // Sums in an order that no launch changes are the same run after run.
+  if (spec.batch_invariant && info_of(spec.op).writes_gradients) spec.deterministic = true;
 
   if (spec.dtype != DType::bf16 && spec.dtype != DType::fp16 && spec.dtype != DType::fp32)
     invalid(std::string("dtype ") + to_string(spec.dtype) +

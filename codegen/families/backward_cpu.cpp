@@ -1,6 +1,7 @@
 // Backward on CPUs: an item is every so-manieth block of block_n keys of a key/value head.
 #include <algorithm>
 
+#include "codegen/families/batch_invariant.hpp"
 #include "codegen/families/cpu_products.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
@@ -12,13 +13,14 @@
 namespace flashjit::backward_cpu {
 namespace {
 
-constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",     "varlen", "deterministic",
-                                       "o_dtype",    "score",  "grad_dtype",  "tables", "scalars",
-                                       "precise",    "config", "sink_logits", "offsets"};
+constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",     "varlen",  "deterministic",
+                                       "o_dtype",    "score",  "grad_dtype",  "tables",  "scalars",
+                                       "precise",    "config", "sink_logits", "offsets", "batch_invariant"};
 constexpr std::string_view choices[] = {"block_n", "num_stages", "num_warps"};
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   if (std::string why = not_of_cpus(config, {"block_n"}, 32); !why.empty()) return why;
+  if (std::string why = not_fixed_blocks(spec, target, config); !why.empty()) return why;
   return too_much_scratch(config, {"block_n"}, cpu_backward_scratch(spec, target, config), target);
 }
 
@@ -31,6 +33,7 @@ ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
   // The widest heads have no room for these.
   while (cpu_backward_scratch(spec, target, {.block_n = axes.block_n.front()}) > largest_scratch)
     axes.block_n.insert(axes.block_n.begin(), device::round_up(axes.block_n.front() / 2, 32));
+  fix_blocks(spec, target, axes);
   return axes;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "codegen/families/backward_kernels.hpp"
+#include "codegen/families/batch_invariant.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
 #include "codegen/families/params_type.hpp"
@@ -14,9 +15,9 @@
 namespace flashjit::backward_sm80 {
 namespace {
 
-constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",     "varlen", "deterministic",
-                                       "o_dtype",    "score",  "grad_dtype",  "tables", "scalars",
-                                       "precise",    "config", "sink_logits", "offsets"};
+constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",     "varlen",  "deterministic",
+                                       "o_dtype",    "score",  "grad_dtype",  "tables",  "scalars",
+                                       "precise",    "config", "sink_logits", "offsets", "batch_invariant"};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
@@ -51,14 +52,17 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
                  "is not " + std::to_string(unit) + " or " + std::to_string(2 * unit) +
                      ", 16 or 32 keys for each of " + std::to_string(config.num_warps) + " warps" +
                      (parts == 2 ? ", of which two have the same keys" : ""));
+  if (std::string why = not_fixed_blocks(spec, target, config); !why.empty()) return why;
   const int bytes =
       std::max(shared_memory(spec, config), spec.deterministic ? dq_shared_memory(spec, config) : 0);
   return too_much_shared_memory(config, {"block_m", "block_n", "num_stages"}, bytes, target);
 }
 
-ConfigAxes axes(const AttentionSpec&, const Target&) {
-  return {
+ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
+  ConfigAxes axes{
       .block_m = {16, 32, 64, 128}, .block_n = {32, 64, 128, 256}, .num_stages = {1, 2}, .num_warps = {4, 8}};
+  fix_blocks(spec, target, axes);
+  return axes;
 }
 
 // Sums that a thread holds: of dK and dV, and of the scores twice.

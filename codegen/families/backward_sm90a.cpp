@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "codegen/families/backward_kernels.hpp"
+#include "codegen/families/batch_invariant.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
 #include "codegen/families/params_type.hpp"
@@ -16,9 +17,9 @@ namespace flashjit::backward_sm90a {
 
 namespace {
 
-constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",     "varlen", "deterministic",
-                                       "o_dtype",    "score",  "grad_dtype",  "tables", "scalars",
-                                       "precise",    "config", "sink_logits", "offsets"};
+constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",     "varlen",  "deterministic",
+                                       "o_dtype",    "score",  "grad_dtype",  "tables",  "scalars",
+                                       "precise",    "config", "sink_logits", "offsets", "batch_invariant"};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 constexpr int wgmma_block_n = 128, wgmma_warps = 12;
@@ -68,6 +69,7 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
     return wrong("block_m", config.block_m, "is not 64 or 128");
   if (config.num_stages != 2 && !(config.num_stages == 1 && divides_sums(spec)))
     return wrong("num_stages", config.num_stages, divides_sums(spec) ? "is not 1 or 2" : "is not 2");
+  if (std::string why = not_fixed_blocks(spec, target, config); !why.empty()) return why;
   if (const int held = held_registers(spec, config); held > register_budget(spec, config)) {
     return "block_m " + std::to_string(config.block_m) + " and num_warps 12 hold " + std::to_string(held) +
            " sums in registers, more than the " + std::to_string(register_budget(spec, config)) +
@@ -77,8 +79,11 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   return too_much_shared_memory(config, {"block_m", "block_n", "num_stages"}, bytes, target);
 }
 
-ConfigAxes axes(const AttentionSpec&, const Target&) {
-  return {.block_m = {64, 128}, .block_n = {wgmma_block_n}, .num_stages = {1, 2}, .num_warps = {wgmma_warps}};
+ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
+  ConfigAxes axes{
+      .block_m = {64, 128}, .block_n = {wgmma_block_n}, .num_stages = {1, 2}, .num_warps = {wgmma_warps}};
+  fix_blocks(spec, target, axes);
+  return axes;
 }
 
 // The first that fits: half of a tile of 128 rows would be empty in sequences of 64. Two stages are better

@@ -1,6 +1,7 @@
 // Forward on CPUs: a tile is block_m query rows against block_n keys in one thread's scratch.
 #include <algorithm>
 
+#include "codegen/families/batch_invariant.hpp"
 #include "codegen/families/cpu_products.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
@@ -12,14 +13,16 @@
 namespace flashjit::forward_cpu {
 namespace {
 
-constexpr std::string_view fields[] = {"head_dim_v", "v_in_k", "mask",          "dropout", "lse",
-                                       "varlen",     "paged",  "deterministic", "o_dtype", "kv_dtype",
-                                       "kv_scale",   "score",  "tables",        "scalars", "sink_logits",
-                                       "precise",    "config", "offsets"};
+constexpr std::string_view fields[] = {"head_dim_v", "v_in_k",   "mask",           "dropout",
+                                       "lse",        "varlen",   "paged",          "deterministic",
+                                       "o_dtype",    "kv_dtype", "kv_scale",       "score",
+                                       "tables",     "scalars",  "sink_logits",    "precise",
+                                       "config",     "offsets",  "batch_invariant"};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   if (std::string why = not_of_cpus(config, {"block_m", "block_n"}, 16); !why.empty()) return why;
+  if (std::string why = not_fixed_blocks(spec, target, config); !why.empty()) return why;
   return too_much_scratch(config, {"block_m", "block_n"}, cpu_scratch(spec, target, config), target);
 }
 
@@ -49,6 +52,7 @@ ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
     std::vector<int>& sizes = axes.block_n.front() > 64 ? axes.block_n : axes.block_m;
     sizes.insert(sizes.begin(), device::round_up(sizes.front() / 2, 16));
   }
+  fix_blocks(spec, target, axes);
   return axes;
 }
 

@@ -1,5 +1,6 @@
 // Forward on every GPU from sm_80 up: mma.sync kernels in which a warp owns 16 query rows, or a multiple, of
 // the tile.
+#include "codegen/families/batch_invariant.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
 #include "codegen/families/params_type.hpp"
@@ -12,10 +13,11 @@
 namespace flashjit::forward_sm80 {
 namespace {
 
-constexpr std::string_view fields[] = {"head_dim_v", "v_in_k", "mask",          "dropout", "lse",
-                                       "varlen",     "paged",  "deterministic", "o_dtype", "kv_dtype",
-                                       "kv_scale",   "score",  "tables",        "scalars", "sink_logits",
-                                       "precise",    "config", "offsets"};
+constexpr std::string_view fields[] = {"head_dim_v", "v_in_k",   "mask",           "dropout",
+                                       "lse",        "varlen",   "paged",          "deterministic",
+                                       "o_dtype",    "kv_dtype", "kv_scale",       "score",
+                                       "tables",     "scalars",  "sink_logits",    "precise",
+                                       "config",     "offsets",  "batch_invariant"};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 constexpr int rows_of_a_warp = 16;
@@ -46,15 +48,18 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   if (config.block_n <= 0 || config.block_n % 16 != 0 || config.block_n > 256) {
     return wrong("block_n", config.block_n, "is not a multiple of 16 up to 256");
   }
+  if (std::string why = not_fixed_blocks(spec, target, config); !why.empty()) return why;
   return too_much_shared_memory(config, {"block_m", "block_n", "num_stages"}, shared_memory(spec, config),
                                 target);
 }
 
-ConfigAxes axes(const AttentionSpec&, const Target&) {
-  return {.block_m = {64, 128, 256},
-          .block_n = {32, 48, 64, 80, 96, 112, 128},
-          .num_stages = {1, 2},
-          .num_warps = {4, 8}};
+ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
+  ConfigAxes axes{.block_m = {64, 128, 256},
+                  .block_n = {32, 48, 64, 80, 96, 112, 128},
+                  .num_stages = {1, 2},
+                  .num_warps = {4, 8}};
+  fix_blocks(spec, target, axes);
+  return axes;
 }
 
 // Warps that a multiprocessor's shared memory has room for. It has 1

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "codegen/families/batch_invariant.hpp"
 #include "codegen/families/decode_kernels.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
@@ -18,10 +19,11 @@
 namespace flashjit::forward_sm90a {
 namespace {
 
-constexpr std::string_view fields[] = {"head_dim_v", "v_in_k", "mask",          "dropout", "lse",
-                                       "varlen",     "paged",  "deterministic", "o_dtype", "kv_dtype",
-                                       "kv_scale",   "score",  "tables",        "scalars", "sink_logits",
-                                       "precise",    "config", "offsets"};
+constexpr std::string_view fields[] = {"head_dim_v", "v_in_k",   "mask",           "dropout",
+                                       "lse",        "varlen",   "paged",          "deterministic",
+                                       "o_dtype",    "kv_dtype", "kv_scale",       "score",
+                                       "tables",     "scalars",  "sink_logits",    "precise",
+                                       "config",     "offsets",  "batch_invariant"};
 constexpr std::string_view choices[] = {"block_m",        "block_n",   "num_stages", "num_warps",
                                         "q_in_registers", "ping_pong", "tile_order", "pack_gqa"};
 
@@ -206,6 +208,7 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
     return std::string("tile_order ") + to_string(config.tile_order) +
            " is not waves: which tiles are long is only known on the device";
   }
+  if (std::string why = not_fixed_blocks(spec, target, config); !why.empty()) return why;
   if (const int held = held_registers(spec, config); held > register_budget(spec, config)) {
     return "block_n " + std::to_string(config.block_n) +
            (config.q_in_registers ? " with q_in_registers" : "") + " and block_m " +
@@ -267,6 +270,10 @@ ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
     std::sort(axes.block_n.begin(), axes.block_n.end());
   } else if (looks_up(spec) && spec.dropout) {
     axes.block_n.insert(axes.block_n.begin(), 48);  // the widest heads leave registers for no more
+  }
+  if (spec.batch_invariant) {
+    fix_blocks(spec, target, axes);
+    return axes;
   }
   // Nor for that beside formulas, pages or 8-bit keys. 16 keys always fit.
   while (axes.block_n.front() > 16 && !fits_keys(spec, target, axes.block_n.front()))

@@ -82,7 +82,8 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
   const int step = std::min(amx ? device::amx_unit : 16, block_m);
   const i64 bytes =
       i64{params.seqlen_k} * (spec.head_dim + spec.head_dim_v) * size_of(spec.kv_dtype.value_or(spec.dtype));
-  const bool few = rows <= device::cpu_few_rows(target.vector_bytes() / int{sizeof(float)}, bytes);
+  const bool few = !spec.batch_invariant &&
+                   rows <= device::cpu_few_rows(target.vector_bytes() / int{sizeof(float)}, bytes);
   const Costs& costs = few ? of_few_rows : amx ? of_amx : of_vectors;
   const i64 heads = i64{params.batch} * params.num_heads_q / best.packed_heads;
   const double flops = 2.0 * double(heads) *
@@ -104,8 +105,9 @@ Partition partition(const device::ForwardParams& params, const AttentionSpec& sp
     tile_rows = round_up(ceil_div(rows, tiles), unit);
     tiles = ceil_div(rows, tile_rows);
     const i64 all = heads * tiles;
-    const i64 useful =
-        std::clamp<i64>(most_items_in_parts(threads) / all, 1, std::min<i64>(key_blocks, most_parts));
+    const i64 useful = spec.batch_invariant ? 1
+                                            : std::clamp<i64>(most_items_in_parts(threads) / all, 1,
+                                                              std::min<i64>(key_blocks, most_parts));
     for (int parts = 1; parts <= useful; ++parts) {
       const double merging = parts > 1 ? double(tile_rows) * costs.merge_keys / params.seqlen_k : 0;
       const double one = double(tile_rows + costs.conversion_rows) / parts + merging;

@@ -223,7 +223,7 @@ struct Backward {
     const int row = device::cpu_backward_row(kernel.spec.head_dim);
     p.rows = rows_of_head(kernel.spec, params.batch, params.seqlen_q, params.total_q);
     const i64 items = i64{params.batch} * params.num_heads_kv;
-    p.parts = parts(params.batch, params.num_heads_kv, kernel.parallelism);
+    p.parts = parts(kernel, params.batch, params.num_heads_kv);
     const i64 rows = params.num_heads_q * p.rows;
     p.offsets = static_cast<float*>(workspace);
     p.maxima = p.offsets + rows;
@@ -333,8 +333,12 @@ struct Backward {
                     shape.seqlen_q, ": no memory holds the workspace; split the batch");
   }
 
-  // Enough parts that every thread has several items, which differ if masks do.
-  static int parts(int batch, int heads_kv, int threads) {
+  static constexpr int fixed_parts = 4;
+  // Enough parts that every thread has several items, which differ if masks do. They order dQ's sums, so with
+  // batch_invariant every launch has as many.
+  static int parts(const PlannedKernel& kernel, int batch, int heads_kv) {
+    if (kernel.spec.batch_invariant) return fixed_parts;
+    const int threads = kernel.parallelism;
     const i64 items = std::max<i64>(i64{batch} * heads_kv, 1), wanted = threads == 1 ? 1 : i64{4} * threads;
     return static_cast<int>((wanted - 1) / items + 1);
   }
@@ -409,7 +413,9 @@ struct Backward {
     const i64 rows = rows_of_head(kernel.spec, shape.batch, shape.seqlen_q, total_q);
     const i64 threads = kernel.parallelism == 1 ? 0 : i64{4} * kernel.parallelism;
     const i64 sums =
-        (threads * rows_of_entry(kernel.spec, shape.seqlen_q) + heads_kv * rows) * (heads_q / heads_kv);
+        kernel.spec.batch_invariant
+            ? fixed_parts * heads_q * rows
+            : (threads * rows_of_entry(kernel.spec, shape.seqlen_q) + heads_kv * rows) * (heads_q / heads_kv);
     const auto floats = product_of({sums, device::cpu_backward_row(kernel.spec.head_dim)});
     const auto stats = product_of({3, heads_q, rows});
     if (!floats || !stats || *floats > most_floats || *stats > most_floats) refuse_workspace(shape);

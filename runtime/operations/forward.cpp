@@ -44,6 +44,7 @@ struct Forward {
   static constexpr bool workspace_is_optional = true;
   static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape&) {
     if (!kernel.target.is_cuda() || !kernel.target.has(Instructions::wgmma)) return 0;
+    if (kernel.spec.batch_invariant) return 0;
     return cuda::PartsWorkspace(kernel.spec, kernel.config, kernel.parallelism).bytes;
   }
 
@@ -74,6 +75,8 @@ struct Forward {
     }
     device::Sm90aForwardParams planned{};
     static_cast<device::ForwardParams&>(planned) = params;
+    // Parts of keys would follow from the launch's shape.
+    if (kernel.spec.batch_invariant) workspace = nullptr;
     const Grid grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, workspace, planned);
     const auto add = [&](const char* function) -> StepLaunch& {
       StepLaunch& step = add_step(kernel, launch, function);

@@ -30,7 +30,7 @@ struct BackwardCpuSpec {
   using Score = PlainScore;
   using Sinks = NoSinks;
   using Offsets = NoOffsets;
-  static constexpr bool varlen = false, dropout = false;
+  static constexpr bool varlen = false, dropout = false, batch_invariant = false;
 };
 
 template <class Spec>
@@ -171,11 +171,13 @@ __attribute__((noinline)) void set_sums(const CpuBackwardParams& params, const P
   }
 }
 
-// Writes a row of sums as elements, multiplied by `scale`.
-template <class Element>
+// Writes a row of sums as elements, multiplied by `scale`. positive_zeros: 0 also where a block that the row
+// has no part in may have made 0 of -0.
+template <bool positive_zeros, class Element>
 FLASHJIT_FN void write_row(const float* sums, float scale, int columns, Element* to) {
   for (int column = 0; column < columns; column += 8)
-    store8(to + column, load_unaligned<Vec8>(sums + column) * scale);
+    store8(to + column, positive_zeros ? load_unaligned<Vec8>(sums + column) * scale + 0.0f
+                                       : load_unaligned<Vec8>(sums + column) * scale);
 }
 
 // Calls body(problem, rows) for items [begin, end) of batch * heads * groups of rows. Rows begin at whole

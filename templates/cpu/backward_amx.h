@@ -119,7 +119,10 @@ class AmxBackward {
         for (int i = 0; i < 4; ++i) {
           Vec values[together];
 #pragma unroll
-          for (int j = 0; j < together; ++j) values[j] = load(sum + (i * together + j) * group + row) * scale;
+          for (int j = 0; j < together; ++j) {
+            values[j] = load(sum + (i * together + j) * group + row) * scale;
+            if constexpr (Spec::batch_invariant) values[j] += 0.0f;  // 0 of -0
+          }
           words[i] = row_words<To>(values);
         }
         transpose4(words);
@@ -406,11 +409,13 @@ class AmxBackward {
     for (int key = first; key < min(first + block_n, slot.seqlen_k); ++key) {
       const int of_block = key - first, at = of_block % group * group;
       for (int i = 0; i < k_blocks; ++i)
-        write_row(dk + (of_block / group * k_blocks + i) * sums + at, params.scale,
-                  min(32, head_dim - 32 * i), to_k + key * params.dk.row_stride + 32 * i);
+        write_row<Spec::batch_invariant>(dk + (of_block / group * k_blocks + i) * sums + at, params.scale,
+                                         min(32, head_dim - 32 * i),
+                                         to_k + key * params.dk.row_stride + 32 * i);
       for (int i = 0; i < v_blocks; ++i)
-        write_row(dv + (of_block / group * v_blocks + i) * sums + at, 1.0f, min(32, head_dim_v - 32 * i),
-                  to_v + key * params.dv.row_stride + 32 * i);
+        write_row<Spec::batch_invariant>(dv + (of_block / group * v_blocks + i) * sums + at, 1.0f,
+                                         min(32, head_dim_v - 32 * i),
+                                         to_v + key * params.dv.row_stride + 32 * i);
     }
   }
 };

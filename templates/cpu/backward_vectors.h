@@ -206,7 +206,8 @@ struct VectorBackward {
   template <class To>
   FLASHJIT_FN static void write_dq(const float* sums, float scale, int count, To* dq, i64 stride) {
     for (int i = 0; i < count; ++i)
-      write_row(sums + i * cpu_backward_row(head_dim), scale, head_dim, dq + i * stride);
+      write_row<Spec::batch_invariant>(sums + i * cpu_backward_row(head_dim), scale, head_dim,
+                                       dq + i * stride);
   }
 
  private:
@@ -335,8 +336,10 @@ struct VectorBackward {
     Gradient* const to_k = static_cast<Gradient*>(params.dk.data) + slot.k_offset(params.dk);
     Gradient* const to_v = static_cast<Gradient*>(params.dv.data) + slot.k_offset(params.dv);
     for (int key = first; key < min(first + block_n, slot.seqlen_k); ++key) {
-      write_row(dk + (key - first) * k_row, params.scale, head_dim, to_k + key * params.dk.row_stride);
-      write_row(dv + (key - first) * v_row, 1.0f, head_dim_v, to_v + key * params.dv.row_stride);
+      write_row<Spec::batch_invariant>(dk + (key - first) * k_row, params.scale, head_dim,
+                                       to_k + key * params.dk.row_stride);
+      write_row<Spec::batch_invariant>(dv + (key - first) * v_row, 1.0f, head_dim_v,
+                                       to_v + key * params.dv.row_stride);
     }
   }
 };

@@ -46,6 +46,7 @@ struct FewRowsTile : ForwardTile<Spec, Config> {
 
   // Whether a problem takes this way.
   FLASHJIT_FN static bool suits(const CpuForwardParams& params, const Problem& problem) {
+    if constexpr (Spec::batch_invariant) return false;  // other rows would decide the order of sums
     const i64 bytes = i64{problem.seqlen_k} * (head_dim + head_dim_v) * sizeof(KvElement);
     return problem.seqlen_q * params.packed_heads <= min(most_rows, cpu_few_rows(lanes, bytes));
   }

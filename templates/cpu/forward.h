@@ -2,6 +2,11 @@
 // into tiles. A head of few rows reads its keys in place (few_rows.h), others pack them (forward_tile.h). If
 // there are too few tiles for the threads, the keys of each tile are divided into parts. The thread that
 // finishes a tile's last part adds up all of them (as in Flash-Decoding, Dao et al. 2023).
+//
+// With batch_invariant the keys, the row and the target alone decide the arithmetic of a row of finite
+// numbers. Blocks and steps of keys begin at fixed keys, and lanes never mix. Every tile packs its keys, and
+// nobody divides them. A block that a row does not see changes nothing in it, but that it may make 0 of -0:
+// the output has 0 for both.
 #pragma once
 
 #include "cpu/few_rows.h"

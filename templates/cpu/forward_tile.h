@@ -20,7 +20,7 @@ struct ForwardCpuSpec {
   using o_dtype = void;
   using kv_dtype = void;
   static constexpr KvScale kv_scale = KvScale::tensor;
-  static constexpr bool lse = true, varlen = false, paged = false, dropout = false;
+  static constexpr bool lse = true, varlen = false, paged = false, dropout = false, batch_invariant = false;
 };
 
 // The rows of K and V of a problem.
@@ -401,6 +401,7 @@ struct ForwardTile {
     const Span valid = valid_rows(params, problem, tile);
     alignas(64) [[maybe_unused]] float sinks[Sinks::exist ? cpu_unit_rows : 1] = {};
     for_each_unit(params, tile, [&](int row, int unit_rows) {
+      if constexpr (Spec::batch_invariant) make_zeros_positive(o + row * o_row, unit_rows * head_dim_v);
       const int first = tile.begin + row, last = min(first + unit_rows, tile.end);
       const RowState softmax = row_state(state, row, unit_rows);
       if constexpr (Mask::padding)

@@ -304,6 +304,9 @@ FLASHJIT_FN bool saw_nothing(int unit_rows, RowState state) {
 __attribute__((noinline)) inline void clear(float* p, int count) {
   for (int i = 0; i < count; i += lanes) store(p + i, Vec{});
 }
+__attribute__((noinline)) inline void make_zeros_positive(float* p, int count) {
+  for (int i = 0; i < count; i += lanes) store(p + i, load(p + i) + 0.0f);
+}
 __attribute__((noinline)) inline void copy(float* to, const float* from, int count) {
   for (int i = 0; i < count; i += lanes) store(to + i, load(from + i));
 }

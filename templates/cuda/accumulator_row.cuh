@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/ptx.cuh"
+#include "cuda/scaled.cuh"
 
 namespace flashjit::device {
 
@@ -23,14 +24,16 @@ FLASHJIT_FN void transpose_quad(u32 (&x)[4], int lane) {
 
 // Writes the lane's columns of its first row (index 0) or of its second, times `factor`. The four lanes of a
 // row write 32 contiguous bytes at a time. A factor of 0 gives zeros, also for NaN.
-template <int size>
+template <bool positive_zeros = false, int size>
 FLASHJIT_FN void write_floats(float* to, const float (&accumulator)[size], int index, float factor,
                               int part) {
 #pragma unroll
   for (int g = 0; g < size / 4; ++g) {
     const int at = 4 * g + 2 * index;
     *reinterpret_cast<float2*>(to + g * 8 + part * 2) =
-        factor == 0 ? float2{0, 0} : float2{accumulator[at] * factor, accumulator[at + 1] * factor};
+        factor == 0 ? float2{0, 0}
+                    : float2{scaled<positive_zeros>(accumulator[at], factor),
+                             scaled<positive_zeros>(accumulator[at + 1], factor)};
   }
 }
 

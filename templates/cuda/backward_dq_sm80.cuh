@@ -106,7 +106,7 @@ class BackwardDqSm80 {
     __syncthreads();
     Gradient* const first =
         static_cast<Gradient*>(p_.dq.data) + problem_.q_offset(p_.dq) + first_row_ * p_.dq.row_stride;
-    store_rows<Gradient, QTile>(
+    store_rows<Spec::batch_invariant, Gradient, QTile>(
         dq_, p_.scale, shared_ + layout.q, warp_ * warp_rows, lane_,
         [&](u32 row) -> Gradient* {
           return first_row_ + static_cast<int>(row) < problem_.rows ? first + row * p_.dq.row_stride

@@ -20,7 +20,7 @@ struct BackwardCudaSpec {
   using Score = PlainScore;
   using Sinks = NoSinks;
   using Offsets = NoOffsets;
-  static constexpr bool varlen = false, dropout = false, deterministic = false;
+  static constexpr bool varlen = false, dropout = false, deterministic = false, batch_invariant = false;
 };
 
 // The place of a float of a 16x8 accumulator tile in dQ's sums: lane l has floats e = 0 ... 3. From sm_90 on
@@ -322,8 +322,8 @@ class GradientRows {
   FLASHJIT_FN void write(const float (&sums)[columns / 2], int column) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      write_gradient(to_ + column + half * 8 * row_stride_, sums, half, half * 8 < valid_ ? factor_ : 0,
-                     half * 8 < rows_, static_cast<int>(lane_ % 4));
+      write_gradient<false>(to_ + column + half * 8 * row_stride_, sums, half,
+                            half * 8 < valid_ ? factor_ : 0, half * 8 < rows_, static_cast<int>(lane_ % 4));
   }
   // 32 columns at a time, so that four lanes write 64 bytes of a row.
   FLASHJIT_FN void convert() const {

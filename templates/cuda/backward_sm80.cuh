@@ -573,10 +573,12 @@ class BackwardSm80 {
         return first_key_ + static_cast<int>(row) < slot_keys ? first + row * stride : nullptr;
       };
     };
-    store_rows<Gradient, KTile>(dk_, p_.scale, shared_ + layout.k, warp_ * warp_keys, lane_, rows_of(p_.dk),
-                                part_ * k_tiles, Spec::head_dim / 8);
-    store_rows<Gradient, VTile>(dv_, p_.dv_scale, shared_ + layout.v, warp_ * warp_keys, lane_,
-                                rows_of(p_.dv), part_ * v_tiles, Spec::head_dim_v / 8);
+    store_rows<Spec::batch_invariant, Gradient, KTile>(dk_, p_.scale, shared_ + layout.k, warp_ * warp_keys,
+                                                       lane_, rows_of(p_.dk), part_ * k_tiles,
+                                                       Spec::head_dim / 8);
+    store_rows<Spec::batch_invariant, Gradient, VTile>(dv_, p_.dv_scale, shared_ + layout.v,
+                                                       warp_ * warp_keys, lane_, rows_of(p_.dv),
+                                                       part_ * v_tiles, Spec::head_dim_v / 8);
   }
 
   const CudaBackwardParams& p_;

@@ -273,7 +273,8 @@ struct BackwardDqSm90a {
         const bool valid = row < work.rows.end && lse_[r] != -minus_infinity;
         Gradient* const to =
             static_cast<Gradient*>(p_.dq.data) + work.problem.q_offset(p_.dq) + row * p_.dq.row_stride;
-        write_gradient(to, dq_, r, valid ? p_.scale : 0, row < work.rows_end, lane_ % 4);
+        write_gradient<Spec::batch_invariant>(to, dq_, r, valid ? p_.scale : 0, row < work.rows_end,
+                                              lane_ % 4);
       }
     }
 

@@ -132,9 +132,10 @@ struct Sm90aBackwardGradients {
       const auto row = [&](const TensorView& t) {
         return static_cast<Gradient*>(t.data) + work.problem.k_offset(t) + key * t.row_stride;
       };
-      if constexpr (Kernel::makes_dk) write_gradient(row(p.dk), dk, r, valid ? p.scale : 0, inside, lane % 4);
+      if constexpr (Kernel::makes_dk)
+        write_gradient<Spec::batch_invariant>(row(p.dk), dk, r, valid ? p.scale : 0, inside, lane % 4);
       if constexpr (Kernel::makes_dv)
-        write_gradient(row(p.dv), dv, r, valid ? p.dv_scale : 0, inside, lane % 4);
+        write_gradient<Spec::batch_invariant>(row(p.dv), dv, r, valid ? p.dv_scale : 0, inside, lane % 4);
     }
   }
 

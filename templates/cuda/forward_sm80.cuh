@@ -9,6 +9,7 @@
 
 #include "cuda/dropout.cuh"
 #include "cuda/online_softmax.cuh"
+#include "cuda/scaled.cuh"
 #include "cuda/tile.cuh"
 #include "cuda/tile_order.cuh"
 #include "shared/forward_sm80_params.h"
@@ -27,7 +28,7 @@ struct ForwardSm80Spec {
   using o_dtype = void;
   using kv_dtype = void;
   static constexpr KvScale kv_scale = KvScale::tensor;
-  static constexpr bool lse = true, varlen = false, paged = false, dropout = false;
+  static constexpr bool lse = true, varlen = false, paged = false, dropout = false, batch_invariant = false;
 };
 
 template <class Tile, int head_dim, int threads, int element_bytes>
@@ -416,16 +417,17 @@ class ForwardSm80 {
                                position * p_.o.row_stride + thread % 4 * 2;
 #pragma unroll
           for (int c = 0; c < o_tiles; ++c) {
-            const u32 value[2] = {zero ? 0 : __float_as_uint(o_[i][c][half * 2] * inverse),
-                                  zero ? 0 : __float_as_uint(o_[i][c][half * 2 + 1] * inverse)};
+            const u32 value[2] = {
+                zero ? 0 : __float_as_uint(scaled<Spec::batch_invariant>(o_[i][c][half * 2], inverse)),
+                zero ? 0 : __float_as_uint(scaled<Spec::batch_invariant>(o_[i][c][half * 2 + 1], inverse))};
             if (position < problem.rows) st_global_v2(to + c * 8, value);
           }
         } else {
           const u32 address = o_tile + OTile::offset(row, 0) + thread % 4 * 4;
 #pragma unroll
           for (int c = 0; c < o_tiles; ++c) {
-            const u32 value =
-                cvt_rn_x2(Element{}, o_[i][c][half * 2] * inverse, o_[i][c][half * 2 + 1] * inverse);
+            const u32 value = cvt_rn_x2(Element{}, scaled<Spec::batch_invariant>(o_[i][c][half * 2], inverse),
+                                        scaled<Spec::batch_invariant>(o_[i][c][half * 2 + 1], inverse));
             st_shared(OTile::at(address, 0, c), zero ? 0 : value);
           }
         }

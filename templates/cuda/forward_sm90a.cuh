@@ -31,6 +31,7 @@ struct ForwardSm90aSpec {
   using kv_dtype = void;
   static constexpr KvScale kv_scale = KvScale::tensor;
   static constexpr bool lse = true, varlen = false, paged = false, v_in_k = false, dropout = false;
+  static constexpr bool batch_invariant = false;
 };
 
 template <class Spec_, class Config_>
@@ -45,7 +46,7 @@ struct ForwardSm90a {
   using Rows = TileRows<Config::block_m, Config::pack_gqa>;
   using Positions = typename Rows::Positions;
   using Schedule = TileSchedule<Config::tile_order, Rows>;
-  using Softmax = OnlineSoftmax<1, false>;
+  using Softmax = OnlineSoftmax<1, false, Spec::batch_invariant>;
   static_assert(!Config::pack_gqa || !Mask::per_head, "one walk for all heads of a tile");
 
   static constexpr int block_m = Config::block_m, block_n = Config::block_n, stages = Config::num_stages;

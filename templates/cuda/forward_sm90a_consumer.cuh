@@ -8,6 +8,7 @@
 #include "cuda/forward_sm90a_shared.cuh"
 #include "cuda/online_softmax.cuh"
 #include "cuda/ptx_sm90a.cuh"
+#include "cuda/scaled.cuh"
 #include "cuda/tile_rows.cuh"
 #include "shared/forward_sm90a_params.h"
 #include "shared/mask.h"
@@ -47,6 +48,10 @@ class Sm90aConsumer {
   static constexpr int consumers = Kernel::consumers, column_groups = Kernel::column_groups;
   static constexpr bool converts = Kernel::converts;
   static constexpr int walked_rows = Config::pack_gqa ? unknown_size : block_m;
+
+  // With batch_invariant a row's own numbers decide its arithmetic: no short cut that a warp's rows share.
+  static constexpr bool caps_near_zero = Score::bounds && !Spec::batch_invariant;
+  static constexpr bool tilts_scores = Score::tilts && !Spec::batch_invariant;
 
   // Whether normalizers are computed while a tile's last product runs. Measured: consumers of wider heads
   // then get out of step, which costs up to 3.5% of the time of long sequences.
@@ -410,7 +415,7 @@ class Sm90aConsumer {
 
   // Capped scores that are all near 0. After a block where they are not, a tile's others are not asked.
   FLASHJIT_FN bool weigh_near_zero(const Score& score, const Block& block, bool& rescale) {
-    if constexpr (Score::bounds) {
+    if constexpr (caps_near_zero) {
       if (near_zero_ && block.whole) {
         near_zero_ = score.template are_near_zero<typename Shared::PvElement, block_n / 2>(scores_);
         if (near_zero_) {
@@ -425,7 +430,7 @@ class Sm90aConsumer {
   // What a formula has of a tile's rows.
   template <class Heads>
   FLASHJIT_FN static auto tilts_of(const Score& score, const Positions& rows, const Heads& heads) {
-    if constexpr (Score::tilts)
+    if constexpr (tilts_scores)
       return score.tilts_of(rows, heads);
     else
       return Nothing{};
@@ -433,7 +438,7 @@ class Sm90aConsumer {
   // The same, asked for before the wait for a block's scores, as it may come from memory.
   template <class Heads>
   FLASHJIT_FN static auto of_rows(const Score& score, const Positions& rows, const Heads& heads) {
-    if constexpr (Score::tilts)
+    if constexpr (tilts_scores)
       return Nothing{};
     else
       return score.of_rows(rows, heads);
@@ -442,7 +447,7 @@ class Sm90aConsumer {
   template <class Tilts, class OfRows, class Heads>
   FLASHJIT_FN auto change(const Score& score, const Tilts& tilts, const OfRows& of_rows,
                           const Positions& rows, const Heads& heads, int first_key) {
-    if constexpr (Score::tilts) {
+    if constexpr (tilts_scores) {
       return score.template tilt<block_n>(scores_, tilts, rows, heads, first_key, lane_);
     } else {
       score.template modify<block_n>(scores_, of_rows, rows, heads, first_key, lane_);
@@ -470,7 +475,7 @@ class Sm90aConsumer {
       // A row without keys may have met NaN in V, which no factor makes 0: such a row is written as zeros.
       if constexpr (Kernel::o_bytes == 4) {
         float* const o = reinterpret_cast<float*>(to.o) + o_offset(row) + first_column;
-        if (row < to.rows) write_floats(o, output_, r, factor[r], part);
+        if (row < to.rows) write_floats<Spec::batch_invariant>(o, output_, r, factor[r], part);
       } else {
         char* const o = to.o + Kernel::o_bytes * (o_offset(row) + first_column) + part * 16;
 #pragma unroll
@@ -479,7 +484,8 @@ class Sm90aConsumer {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int at = 4 * min(g + i, chunks - 1) + 2 * r;
-            x[i] = cvt_rn_x2(Element{}, output_[at] * factor[r], output_[at + 1] * factor[r]);
+            x[i] = cvt_rn_x2(Element{}, scaled<Spec::batch_invariant>(output_[at], factor[r]),
+                             scaled<Spec::batch_invariant>(output_[at + 1], factor[r]));
           }
           transpose_quad(x, part);
           if (row < to.rows && g + part < chunks)
@@ -502,7 +508,7 @@ class Sm90aConsumer {
   u32 weights_[layout.pv_steps][4];
   float output_[columns / 2];
   Softmax softmax_;
-  bool near_zero_;         // the tile's scores so far, with Score::bounds
+  bool near_zero_;         // the tile's scores so far, with caps_near_zero
   int under_way_;          // 1: a product with V is under way, to which the next one adds
   RowWords row_words_[2];  // with dropout
   [[no_unique_address]] ScoreScales score_scales_;

@@ -2,6 +2,7 @@
 // Accumulator tiles have 16 rows and 8 columns; addresses are those that SharedTile's lane offsets give.
 #pragma once
 
+#include "cuda/scaled.cuh"
 #include "cuda/tile.cuh"
 
 namespace flashjit::device {
@@ -72,7 +73,7 @@ FLASHJIT_FN void add_product(float (&d)[m_tiles][n_tiles][4], const u32 (&a)[m_t
 // Writes a warp's rows of d, times `factor`, as elements: 8-column chunks [first_chunk, chunks) of them, as
 // many as d has. 16-bit elements go through the warp's rows of a SharedTile. row_pointer(row) is the row's
 // first element in memory, or null if the row is nobody's.
-template <class Out, class Tile, int m_tiles, int n_tiles, class RowPointer>
+template <bool positive_zeros, class Out, class Tile, int m_tiles, int n_tiles, class RowPointer>
 FLASHJIT_FN void store_rows(const float (&d)[m_tiles][n_tiles][4], float factor, u32 tile, u32 first_row,
                             u32 lane, const RowPointer& row_pointer, u32 first_chunk, u32 chunks) {
 #pragma unroll
@@ -84,7 +85,8 @@ FLASHJIT_FN void store_rows(const float (&d)[m_tiles][n_tiles][4], float factor,
 #pragma unroll
       for (int n = 0; n < n_tiles; ++n) {
         const u32 chunk = first_chunk + n;
-        const float low = d[i][n][half * 2] * factor, high = d[i][n][half * 2 + 1] * factor;
+        const float low = scaled<positive_zeros>(d[i][n][half * 2], factor),
+                    high = scaled<positive_zeros>(d[i][n][half * 2 + 1], factor);
         if (chunk >= chunks) break;
         if constexpr (sizeof(Out) == 4) {
           const u32 words[2] = {__float_as_uint(low), __float_as_uint(high)};

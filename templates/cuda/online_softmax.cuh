@@ -85,8 +85,8 @@ struct Shifted {
 
 // The running state of a thread's rows, two of every fragment. at_once: take_max() raises a reference as soon
 // as it has the row's maximum, not after the vote. Measured: at_once makes mma.sync 2% faster and wgmma 4%
-// slower.
-template <int fragments, bool at_once>
+// slower. alone: no other row of the warp has a say in a row's reference.
+template <int fragments, bool at_once, bool alone = false>
 class OnlineSoftmax {
   static constexpr int rows = 2 * fragments;
   static constexpr float tolerance = 8;  // log2
@@ -139,7 +139,8 @@ class OnlineSoftmax {
     if (!__any_sync(0xffffffff, grows)) return false;
 #pragma unroll
     for (int r = 0; r < rows; ++r) {
-      if constexpr (!at_once) raise(r, top[r]);
+      if constexpr (!at_once)
+        raise(r, alone && !(top[r] - reference_[r] > tolerance) ? reference_[r] : top[r]);
       row_sum_[r] *= correction_[r];
     }
     return true;

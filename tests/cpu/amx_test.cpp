@@ -23,6 +23,7 @@
 #include "templates/shared/layout.h"
 #include "tests/cpu/emulated_code.hpp"
 #include "tests/numerics/specs.hpp"
+#include "tests/support/row_in_batches.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/element.hpp"
 #include "tools/verify/mask.hpp"
@@ -159,6 +160,33 @@ TEST_F(EmulatedAmx, HeadDims) {
             .seqlen_q = 100,
             .seqlen_k = 170},
            tiles_of(64, 96));
+  }
+}
+
+// A row has the same bits in any cut of its prompt, among any neighbours, by any tile and number of threads.
+TEST_F(EmulatedAmx, BatchInvariantBits) {
+  constexpr int position = 700;
+  for (const auto& [dim, varlen] : {std::pair{64, false}, {72, true}}) {
+    const AttentionSpec spec =
+        forward_spec(DType::bf16, dim, {CausalMask{}}, {.varlen = varlen, .batch_invariant = true});
+    std::vector<std::byte> expected;
+    for (const KernelConfig& config : search_space(spec, amx))
+      for (const int threads : {1, 64}) {
+        const EmulatedKernel kernel(spec, config, threads);
+        for (const Batch& batch :
+             {Batch{{1}, 0, {}, 0}, Batch{{position + 1}, 0, {}, 0}, Batch{{100, 700, 3}, 37, {900, 5}, 0},
+              Batch{{30, 1, 1}, 2, {10, 512}, 0, 2}}) {
+          Workload workload(host, case_of(spec, batch, position));
+          fill(workload, batch, Values::weightless_column);
+          workload.reset();
+          kernel.launch(spec, workload.args());
+          EXPECT_TRUE(workload.check());
+          const std::vector<std::byte> bits = bits_of_row(workload, batch);
+          if (expected.empty()) expected = bits;
+          EXPECT_TRUE(bits == expected)
+              << workload.given().str() << ", block_m " << config.block_m << ", " << threads << " threads";
+        }
+      }
   }
 }
 

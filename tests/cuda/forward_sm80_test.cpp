@@ -22,6 +22,7 @@
 #include "tests/cuda/offset_specs.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/planned_kernel.hpp"
+#include "tests/support/row_in_batches.hpp"
 #include "tests/support/workload.hpp"
 
 namespace flashjit::testing_support {
@@ -36,9 +37,14 @@ struct SpecOf : device::ForwardSm80Spec {
   static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
   static constexpr bool paged = paged_, varlen = varlen_;
 };
-template <int block_n_, int num_stages_>
+template <int block_n_, int num_stages_, int block_m_ = 64, int num_warps_ = 4>
 struct ConfigOf {
-  static constexpr int block_m = 64, block_n = block_n_, num_stages = num_stages_, num_warps = 4;
+  static constexpr int block_m = block_m_, block_n = block_n_, num_stages = num_stages_,
+                       num_warps = num_warps_;
+};
+template <class Spec>
+struct WithOwnBits : Spec {
+  static constexpr bool batch_invariant = true;
 };
 
 using FormulaParams = device::WithFormulas<device::Paged<device::Sm80ForwardParams>>;
@@ -75,6 +81,31 @@ class ForwardSm80 : public testing::Test {
     const verify::Report report =
         verify::verify_outputs(without_lists(workload.given().spec), workload.host_args());
     EXPECT_TRUE(report.ok()) << report.str();
+  }
+
+  // A row has the same bits in any cut of its prompt, among any neighbours, by any tile.
+  template <class Spec, class... Configs>
+  void expect_same_bits(const std::vector<Mask>& masks) {
+    const int position = std::max({Configs::block_n...}) + 3;
+    std::vector<std::byte> expected;
+    for (const Batch& batch : {Batch{{1}, 0, {}, 16}, Batch{{position + 1}, 0, {}, 64}, Batch{{16}, 8, {}, 1},
+                               Batch{{40}, 11, {60}, 48}}) {
+      AttentionSpec spec =
+          forward_spec(DType::bf16, Spec::head_dim, masks,
+                       {.head_dim_v = Spec::head_dim_v, .paged = Spec::paged, .batch_invariant = true});
+      Workload workload(host, case_of(with_formulas<Spec>(with_kv<Spec>(spec)), batch, position));
+      fill(workload, batch);
+      const auto launch_by = [&]<class Config>(Config) {
+        SCOPED_TRACE(workload.given().str() + " by tiles of " + std::to_string(Config::block_m));
+        workload.reset();
+        launch<WithOwnBits<Spec>, Config>(workload.given().spec, workload.args());
+        ASSERT_TRUE(workload.check());
+        const std::vector<std::byte> bits = bits_of_row(workload, batch);
+        if (expected.empty()) expected = bits;
+        EXPECT_TRUE(bits == expected);
+      };
+      (launch_by(Configs{}), ...);
+    }
   }
 
  private:
@@ -117,6 +148,13 @@ using enum CausalAlign;
 using BottomRight = device::Causal<Align::bottom_right>;
 using Window = device::SlidingWindow<Align::bottom_right>;
 using WindowWithSinks = device::SlidingWindowWithSinks<Align::bottom_right>;
+
+TEST_F(ForwardSm80, BatchInvariantBits) {
+  expect_same_bits<SpecOf<Bf16, 64, 64, false, false, BottomRight>, ConfigOf<64, 2>, ConfigOf<64, 1, 128>,
+                   ConfigOf<64, 2, 128, 8>>({CausalMask{}});
+  expect_same_bits<WithTilt<SpecOf<Bf16, 72, 40, true, false, BottomRight>, FormulaParams, true>,
+                   ConfigOf<64, 1>, ConfigOf<64, 2, 128>>({CausalMask{}});
+}
 
 TEST_F(ForwardSm80, PageSizes) {
   std::uint64_t seed = 0;

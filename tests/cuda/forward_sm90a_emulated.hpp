@@ -170,7 +170,8 @@ class ForwardSm90a : public testing::Test {
                                .dropout = Spec::dropout,
                                .o_dtype = o_dtype,
                                .paged = Spec::paged,
-                               .v_in_k = Spec::v_in_k});
+                               .v_in_k = Spec::v_in_k,
+                               .batch_invariant = Spec::batch_invariant});
     given.spec = with_offsets<Spec>(with_formulas<Spec>(with_kv<Spec>(given.spec)));
     return given;
   }

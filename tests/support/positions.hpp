@@ -17,11 +17,14 @@ enum class Values {
   weightless_column,
 };
 
-// Fills q, k and v. Batch entry b is the sequence names[b]; its last row is at its last key's position.
+// Fills q, k and v, and of a backward o, lse, do and dlse. Batch entry b is the sequence names[b]; its last
+// row is at its last key's position. lse is about that of a few hundred keys.
 void fill_by_position(Workload& workload, const std::vector<std::uint64_t>& names,
                       Values values = Values::bell_shaped);
 
-// The bits of o and lse of all heads of a row, after fetch().
+// The bits of o and lse, of a backward those of dq, of all heads of a row, after fetch().
 std::vector<std::byte> bits_of_row(const Workload& workload, int batch, int row);
+// Those of dk and dv of all heads of a key.
+std::vector<std::byte> bits_of_key(const Workload& workload, int batch, int key);
 
 }  // namespace flashjit::testing_support

@@ -61,7 +61,7 @@ TEST(SearchSpace, OfTheWidestHeads) {
               continue;
             if (lists) spec.mask.emplace_back(CausalMask{});
             spec.dropout = flag && op != Operation::decode;
-            spec.batch_invariant = flag && op == Operation::decode;
+            spec.batch_invariant = flag && info_of(op).attends;
             if (flag &&
                 (op == Operation::merge || op == Operation::append_kv || op == Operation::copy_kv || lists))
               continue;
@@ -407,6 +407,39 @@ TEST(SearchSpace, BatchInvariantFixesBlocksOfKeys) {
     EXPECT_THAT(misfit(spec, target, config), testing::HasSubstr("batch_invariant fixes the order of sums"))
         << target.str();
   }
+}
+
+// Configs that a tuner may choose among give the same bits: whatever the shape, blocks have as many keys, and
+// those of a backward as many rows. Wherever a spec has a kernel, it has one with the field.
+TEST(SearchSpace, BatchInvariantFixesBlocks) {
+  for (const Target& target : Target::all())
+    for_each_spec(target, [&](AttentionSpec spec) {
+      const bool backward = spec.head_dim % 24 == 0;
+      if (backward) spec.op = Operation::backward;
+      spec.batch_invariant = true;
+      spec = spec.validated();
+      SCOPED_TRACE(target.str() + " " + spec.to_json());
+      const std::vector<KernelConfig> space = search_space(spec, target);
+      AttentionSpec any = spec;
+      any.batch_invariant = false;
+      const KernelConfig usual = heuristic_config(
+          any, target, {.seqlen_q = 16384, .seqlen_k = 16384, .num_heads_q = 16, .num_heads_kv = 16});
+      for (const KernelConfig& config : space) {
+        EXPECT_EQ(config.block_n, usual.block_n);
+        if (backward) {
+          EXPECT_EQ(config.block_m, usual.block_m);
+        }
+      }
+      for (const int seqlen : {1, 17, 500, 8192})
+        for (const int heads : {1, 8}) {
+          KernelConfig config = heuristic_config(
+              spec, target,
+              {.seqlen_q = seqlen, .seqlen_k = seqlen, .num_heads_q = heads, .num_heads_kv = 1});
+          EXPECT_TRUE(holds(space, config));
+          config.block_n *= 2;
+          EXPECT_NE(misfit(spec, target, config), "");
+        }
+    });
 }
 
 // Every GPU has memory and registers for some tile of them. With batch_invariant, all of a target's tiles

@@ -288,8 +288,13 @@ TEST(Spec, OfAnotherOperation) {
             R"({"op": "append_kv", "dtype": "bf16", "head_dim": 64, "paged": true, "kv_dtype": "int8", )"
             R"("kv_scale": "head", "rotary": {"style": "half", "q": true}})");
   // A promise about bits stays, and is refused where no kernel keeps it.
-  expect_error(ErrorCode::unsupported, {"batch_invariant true is not supported by op forward"},
-               [&] { as(decode, Operation::forward); });
+  EXPECT_THAT(as(decode, Operation::forward), testing::HasSubstr(R"("batch_invariant": true)"));
+  // Gradients that no launch changes are the same run after run.
+  EXPECT_THAT(as(decode, Operation::backward),
+              testing::HasSubstr(R"("deterministic": true, "batch_invariant": true)"));
+  expect_error(ErrorCode::unsupported, {"batch_invariant true is not supported by op merge"}, [&] {
+    AttentionSpec::from_json(R"({"op": "merge", "dtype": "bf16", "head_dim": 64, "batch_invariant": true})");
+  });
   const std::string cached = R"({"op": "decode", "dtype": "bf16", "head_dim": 64, "kv_dtype": "int8")";
   EXPECT_EQ(as(cached + "}", Operation::forward), R"({"op": "forward", "dtype": "bf16", "head_dim": 64})");
   EXPECT_EQ(as(cached + R"(, "paged": true})", Operation::forward),

@@ -44,6 +44,8 @@ class _Kind:
         written = [0, 1, 2, *self.computed]
         self.placing = tuple(written.index(i) if i in self.wanted else None for i in range(len(tensors)))
         self.returned = tuple(self.placing[i] for i in self.wanted)  # autograd converts them to their tensors' dtypes
+        # Such calls have a node of PyTorch's own, where there is one.
+        self.may_have_node, self.heads_first = f["with_gradient"] and tensors == ["q", "k", "v"], bool(f["heads_first"])
         self.empty_like, self.more_gradients = torch.empty_like, self._of_computed if self.computed else None
 
         names = (*tensors, *f["integers"], *f["reals"])
@@ -230,6 +232,43 @@ def _backward_fake(text, tensors, integers, reals, o, lse, do, dlse):
     kind = _kind(text)
     written = *map(torch.empty_like, tensors[:3]), *kind._of_computed(tensors)
     return [written[place] for place in kind.returned]
+
+
+_library.define(
+    "attention_backward_of_node(int node, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor do) -> "
+    "(Tensor, Tensor, Tensor)"
+)
+
+
+def _backward_of_node(node, q, k, v, o, lse, do):
+    kind, numbers = _native.call_of_node(node)
+    return _backward_of_graph(kind, numbers, do, None, o, lse, (q, k, v))
+
+
+_library.impl("attention_backward_of_node", _backward_of_node, "CompositeImplicitAutograd")
+
+# PyTorch's own node takes calls of q, k and v alone, if this is the operator that the extension knows.
+_NODE_SCHEMA = (
+    "(Tensor query, Tensor key, Tensor value, Tensor? attn_bias=None, float dropout_p=0., bool is_causal=False, bool "
+    "return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor "
+    "cum_seq_k, SymInt max_q, SymInt max_k, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)"
+)
+_NODE_BACKWARD_SCHEMA = (
+    "(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor attn_bias, bool[4] grad_input_mask, Tensor out, "
+    "Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, "
+    "Tensor philox_seed, Tensor philox_offset, *, float? scale=None) -> (Tensor grad_query, Tensor grad_key, Tensor "
+    "grad_value, Tensor grad_attn_bias)"
+)
+
+
+def _register_node():
+    name = "_scaled_dot_product_fused_attention_overrideable"
+    ops = [getattr(getattr(torch.ops.aten, one, None), "default", None) for one in (name, name + "_backward")]
+    schemas = [str(getattr(op, "_schema", "")).partition(name)[2] for op in ops]
+    return schemas == [_NODE_SCHEMA, "_backward" + _NODE_BACKWARD_SCHEMA] and _native.register_node(ops[0]._op)
+
+
+HAS_NODE = _register_node()
 
 
 def _differentiate_twice(ctx, *gradients):

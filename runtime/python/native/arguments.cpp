@@ -16,6 +16,10 @@ Kind kind_of(const char* name) {
   return Kind::tensor;
 }
 
+Given given_number(PyObject* value) {
+  return PyIndex_Check(value) ? given_integer : given_real;
+}
+
 Arguments::~Arguments() {
   for (std::size_t i = 0; i < tensor_count_; ++i) std::destroy_at(&tensors_.all[i]);
 }

@@ -5,6 +5,7 @@
 
 #include "errors.hpp"
 #include "function.hpp"
+#include "node.hpp"
 
 namespace flashjit::python {
 namespace {
@@ -126,30 +127,19 @@ PyObject* attend_recorded(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!function || !apply) return nullptr;
   Values tensors;
   std::vector<Tensor> own(static_cast<std::size_t>(count - 1));
-  const Tensor* read[most_arguments];
+  const Tensor* read[most_arguments] = {};
   for (std::size_t i = 0; i < own.size(); ++i) {
     tensors.add(args[i + 1]);
     if (!own[i].read(args[i + 1], "of PyTorch")) return nullptr;
     read[i] = &own[i];
   }
-  return recorded(function.get(), apply.get(), args[0], tensors, read);
-}
-
-bool is_contiguous(const flashjit_tensor& t) {
-  std::int64_t elements = 1;
-  for (int i = t.rank - 1; i >= 0; --i) {
-    if (t.shape[i] != 1 && t.strides[i] != elements) return false;
-    elements *= t.shape[i];
+  if (PyTuple_GetItem(args[0], 2) != Py_True && has_node(kind)) {
+    Values values = tensors;
+    values.add_tuple(PyTuple_GetItem(args[0], 1));
+    Ref made(call_with_node(kind, function.get(), values.all, values.count, read));
+    if (made.get() != Py_NotImplemented) return made.release();
   }
-  return true;
-}
-
-// Whether the kernel can read the gradient of o as it is: it reads 16 bytes at once.
-bool is_readable(const flashjit_tensor& gradient, const flashjit_tensor& q) {
-  if (gradient.dtype != q.dtype || reinterpret_cast<std::uintptr_t>(gradient.data) % 16 != 0) return false;
-  if (is_contiguous(gradient)) return true;
-  const auto* const outer = gradient.strides + gradient.rank - 1;
-  return *outer == 1 && std::all_of(gradient.strides, outer, [](auto stride) { return stride % 8 == 0; });
+  return recorded(function.get(), apply.get(), args[0], tensors, read);
 }
 
 // The gradients that each tensor wants, by `placing`, of those that the kernel has written.
@@ -329,6 +319,7 @@ const Differentiable::Known* Differentiable::kind_of(const Seen& seen, std::uint
     made->forward = Ref(PyObject_GetAttr(made->kind.get(), names().forward));
     made->apply = Ref(PyObject_GetAttr(made->kind.get(), names().apply));
     if (!made->forward || !made->apply) return nullptr;
+    made->has_node = has_node(made->kind.get());
   }
   known_.push_back(std::move(made));
   return known_.back().get();
@@ -366,6 +357,13 @@ PyObject* Differentiable::call(const GivenArguments& arguments, bool returns_lse
   if (!known) return nullptr;
   if (!known->forward) return not_implemented();
   for (std::size_t i = 0; i < of_kind[2].count; ++i) of_kind[1].add(of_kind[2].all[i]);
+  if (known->has_node && !returns_lse) {
+    Values all = of_kind[0];
+    for (std::size_t i = 0; i < of_kind[1].count; ++i) all.add(of_kind[1].all[i]);
+    for (std::size_t i = of_kind[0].count; i < all.count; ++i) read[i] = nullptr;
+    Ref made(call_with_node(known->kind.get(), known->forward.get(), all.all, all.count, read));
+    if (made.get() != Py_NotImplemented) return made.release();
+  }
   const Ref numbers(of_kind[1].tuple());
   const Ref call(numbers ? PyTuple_Pack(3, known->kind.get(), numbers.get(), returns_lse ? Py_True : Py_False)
                          : nullptr);

@@ -39,6 +39,7 @@ class Differentiable {
   struct Known {
     Seen seen;
     Ref kind, forward, apply;
+    bool has_node = false;
   };
   // Null with an exception; without a forward if there are no gradients.
   const Known* kind_of(const Seen& seen, std::uint64_t integers);

@@ -18,7 +18,6 @@ namespace flashjit::python {
 namespace {
 
 constexpr std::size_t most_names = 64;
-constexpr std::int8_t of_integer = -1, of_real = -2;  // beside dtypes
 constexpr std::int64_t most_rows = std::int64_t{1} << 30;
 
 // All that decides the spec, beside what a Function was made for.
@@ -36,7 +35,6 @@ struct Entry {
   Ref engine, spec;
   flashjit_dtype o_dtype = FLASHJIT_FP32;
   ArgumentInfo infos[most_names];
-  ArgumentInfo o, lse, workspace;
   // The kernel of the last call: a get for other sizes may compile, and so takes place without the GIL.
   flashjit_shape shape{};
   const flashjit_kernel* kernel = nullptr;
@@ -109,7 +107,7 @@ Read read(Call& call, const Tensor* const* given, PyObject* out, const Tensor* o
       continue;
     }
     if (f.kinds[i] != Kind::tensor || is_number(value)) {
-      key.dtypes[i] = PyIndex_Check(value) ? of_integer : of_real;
+      key.dtypes[i] = given_number(value);
       continue;
     }
     Tensor& tensor = *std::construct_at(&call.own.all[i]);
@@ -253,16 +251,19 @@ std::optional<flashjit_dtype> dtype_named(const char* name) {
   return {};
 }
 
-// The first call with these dtypes, dims and arguments: Python writes the spec and takes the engine.
-Entry* make_entry(FunctionState& f, const Call& call, const Key& key) {
+// What a call with these dtypes, dims and arguments has in common with others; for the first one Python
+// writes the spec and takes the engine. Null with an exception.
+Entry* entry_for(FunctionState& f, const Key& key) {
+  for (const auto& one : f.entries)
+    if (one->key == key) return one.get();
   const Ref dtypes(PyDict_New());
   if (!dtypes) return nullptr;
   for (std::size_t i = 0; i < f.names.size(); ++i) {
     if (!(key.given >> i & 1)) continue;
-    const flashjit_tensor* const tensor = call.tensor(static_cast<int>(i));
-    const Ref text(PyUnicode_FromString(tensor                     ? dtype_name(tensor->dtype)
-                                        : key.dtypes[i] == of_real ? "float"
-                                                                   : "int"));
+    const Given given = key.dtypes[i];
+    const Ref text(PyUnicode_FromString(given >= 0            ? dtype_name(given)
+                                        : given == given_real ? "float"
+                                                              : "int"));
     if (!text || PyDict_SetItem(dtypes.get(), f.names[i].get(), text.get()) != 0) return nullptr;
   }
   const std::string device =
@@ -279,9 +280,6 @@ Entry* make_entry(FunctionState& f, const Call& call, const Key& key) {
   entry->engine = Ref::borrowed(engine);
   entry->spec = Ref::borrowed(spec);
   entry->o_dtype = dtype_named(o_dtype).value_or(FLASHJIT_FP32);
-  entry->o = {FLASHJIT_ARG_O, Kind::tensor, true};
-  entry->lse = {FLASHJIT_ARG_LSE, Kind::tensor, true};
-  entry->workspace = {FLASHJIT_ARG_WORKSPACE, Kind::tensor, true};
   SpecState& state = *reinterpret_cast<SpecObject*>(spec)->state;
   for (std::size_t i = 0; i < f.names.size(); ++i) {
     if (!(key.given >> i & 1)) continue;
@@ -338,6 +336,57 @@ struct Output {
   }
 };
 
+bool refused(const std::string& why) {
+  refuse(why);
+  return false;
+}
+
+// Takes the kernel for a call, and all of its launch but what the outputs say.
+bool plan_call(FunctionState& f, const Call& call, Key& key, Launch& launch) {
+  flashjit_shape shape;
+  if (!shape_of(call, shape)) return false;
+  const flashjit_tensor& k = *call.tensor(f.k);
+  const flashjit_tensor* const q = call.tensor(f.q);
+  const flashjit_tensor* const v = call.tensor(f.v);
+  if (!v && f.v >= 0 && !f.head_dim_v)
+    return refused("argument v is missing: a tensor like k, or head_dim_v, would work");
+  // A cache's rows may be bytes of another format.
+  const flashjit_tensor* const k_new = call.tensor(f.k_new);
+  const flashjit_tensor& head = q ? *q : k_new ? *k_new : k;
+  key.device_kind = head.device_kind;
+  key.device_index = head.device_index;
+  key.head_dim = static_cast<std::int32_t>(head.shape[head.rank - 1]);
+  key.head_dim_v = v              ? static_cast<std::int32_t>(v->shape[v->rank - 1])
+                   : f.head_dim_v ? f.head_dim_v
+                                  : key.head_dim;
+
+  Entry* const entry = entry_for(f, key);
+  if (!entry || !kernel_for(*entry, shape, &launch.kernel, &launch.workspace_bytes)) return false;
+  launch.spec = entry->spec.get();
+  if (launch.workspace_bytes > 0 && !needs_workspace(call)) launch.workspace_bytes = 0;
+  for (std::size_t i = 0; i < f.names.size(); ++i) {
+    if (!(key.given >> i & 1)) continue;
+    const ArgumentInfo& info = entry->infos[i];
+    const char* const shown = f.shown[i].c_str();
+    const bool is_read = call.read >> i & 1;
+    if (!is_read && info.kind == Kind::tensor)
+      return refused("argument " + f.shown[i] + " is a number: a tensor would work");
+    if (!(is_read && info.kind == Kind::tensor ? launch.arguments.add(info, shown, *call.tensors[i])
+                                               : launch.arguments.add(info, shown, call.values[i])))
+      return false;
+  }
+  if (!f.writes_o) return true;
+  launch.o_dtype = entry->o_dtype;
+  launch.o_rank = q->rank;
+  std::copy(q->shape, q->shape + q->rank, launch.o_sizes);
+  launch.o_sizes[q->rank - 1] = key.head_dim_v;
+  if (f.heads_first && q->rank == 4) std::swap(launch.o_sizes[1], launch.o_sizes[2]);
+  const bool packed = q->rank != 4;
+  const std::int64_t rows[] = {q->shape[packed ? 1 : 0], q->shape[packed ? 0 : 2], q->shape[1]};
+  std::copy_n(rows, q->rank - 1, launch.lse_sizes);
+  return true;
+}
+
 PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject* const* values,
               const Tensor* const* given) {
   Call call(f, values);
@@ -348,7 +397,6 @@ PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject
     if (!o.tensor.read(out, "out") || !o.tensor.has_no_gradient(out, "out")) return nullptr;
     if (f.heads_first) o.tensor.put_rows_first();
   }
-  flashjit_shape shape;
   const Read done = read(call, given, out, &o.tensor, key);
   if (done == Read::left_to_framework) return Ref::borrowed(Py_NotImplemented).release();
   if (done == Read::failed) return nullptr;
@@ -362,76 +410,31 @@ PyObject* run(FunctionState& f, PyObject* stream_object, PyObject* out, PyObject
     return f.differentiable.call({values, call.tensors, f.names.size(), key.given, call.read, call.wants},
                                  f.writes_lse, framework);
   }
-  if (!shape_of(call, shape)) return nullptr;
-  const flashjit_tensor& k = *call.tensor(f.k);
-  const flashjit_tensor* const q = call.tensor(f.q);
-  const flashjit_tensor* const v = call.tensor(f.v);
-  if (!v && f.v >= 0 && !f.head_dim_v)
-    return refuse("argument v is missing: a tensor like k, or head_dim_v, would work");
-  // A cache's rows may be bytes of another format.
-  const flashjit_tensor* const k_new = call.tensor(f.k_new);
-  const flashjit_tensor& head = q ? *q : k_new ? *k_new : k;
-  key.device_kind = head.device_kind;
-  key.device_index = head.device_index;
-  key.head_dim = static_cast<std::int32_t>(head.shape[head.rank - 1]);
-  key.head_dim_v = v              ? static_cast<std::int32_t>(v->shape[v->rank - 1])
-                   : f.head_dim_v ? f.head_dim_v
-                                  : key.head_dim;
-
-  Entry* entry = nullptr;
-  for (const auto& one : f.entries)
-    if (one->key == key) {
-      entry = one.get();
-      break;
-    }
-  if (!entry && !(entry = make_entry(f, call, key))) return nullptr;
-
-  const flashjit_kernel* kernel = nullptr;
-  std::size_t workspace_bytes = 0;
-  if (!kernel_for(*entry, shape, &kernel, &workspace_bytes)) return nullptr;
-
-  Arguments arguments;
-  for (std::size_t i = 0; i < f.names.size(); ++i) {
-    if (!(key.given >> i & 1)) continue;
-    const ArgumentInfo& info = entry->infos[i];
-    const char* const shown = f.shown[i].c_str();
-    const bool is_read = call.read >> i & 1;
-    if (!is_read && info.kind == Kind::tensor)
-      return refuse("argument " + f.shown[i] + " is a number: a tensor would work");
-    if (!(is_read && info.kind == Kind::tensor ? arguments.add(info, shown, *call.tensors[i])
-                                               : arguments.add(info, shown, values[i])))
-      return nullptr;
-  }
+  Launch launch;
+  if (!plan_call(f, call, key, launch)) return nullptr;
+  Arguments& arguments = launch.arguments;
   if (f.writes_o) {
-    std::int64_t sizes[FLASHJIT_MAX_RANK];
-    std::copy(q->shape, q->shape + q->rank, sizes);
-    sizes[q->rank - 1] = key.head_dim_v;
-    if (f.heads_first && q->rank == 4) std::swap(sizes[1], sizes[2]);
     if (out == Py_None) {
-      if (!o.allocate_like(call, sizes, q->rank, entry->o_dtype, "out")) return nullptr;
+      if (!o.allocate_like(call, launch.o_sizes, launch.o_rank, launch.o_dtype, "out")) return nullptr;
       if (f.heads_first) o.tensor.put_rows_first();
     }
-    if (!arguments.add(entry->o, "out", o.tensor)) return nullptr;
-    if (f.writes_lse) {
-      const std::int64_t rows[] = {q->rank == 4 ? q->shape[0] : q->shape[1],
-                                   q->rank == 4 ? q->shape[2] : q->shape[0], q->shape[1]};
-      if (!lse.allocate_like(call, rows, q->rank - 1, FLASHJIT_FP32, "lse") ||
-          !arguments.add(entry->lse, "lse", lse.tensor))
-        return nullptr;
-    }
-  }
-  if (workspace_bytes > 0 && needs_workspace(call)) {
-    const auto bytes = static_cast<std::int64_t>(workspace_bytes);
-    if (!workspace.allocate_like(call, &bytes, 1, FLASHJIT_UINT8, "workspace") ||
-        !arguments.add(entry->workspace, "workspace", workspace.tensor))
+    if (!arguments.add({FLASHJIT_ARG_O, Kind::tensor, true}, "out", o.tensor)) return nullptr;
+    if (f.writes_lse &&
+        (!lse.allocate_like(call, launch.lse_sizes, launch.o_rank - 1, FLASHJIT_FP32, "lse") ||
+         !arguments.add({FLASHJIT_ARG_LSE, Kind::tensor, true}, "lse", lse.tensor)))
       return nullptr;
   }
-  void* stream = nullptr;
-  if (!arguments.stream(stream_object, &stream)) return nullptr;
+  if (launch.workspace_bytes > 0) {
+    const auto bytes = static_cast<std::int64_t>(launch.workspace_bytes);
+    if (!workspace.allocate_like(call, &bytes, 1, FLASHJIT_UINT8, "workspace") ||
+        !arguments.add({FLASHJIT_ARG_WORKSPACE, Kind::tensor, true}, "workspace", workspace.tensor))
+      return nullptr;
+  }
+  if (!arguments.stream(stream_object, &launch.stream)) return nullptr;
   flashjit_status status = FLASHJIT_OK;
   {
     const WithoutGil released;
-    status = flashjit_kernel_launch(kernel, arguments.data(), arguments.size(), stream);
+    status = flashjit_kernel_launch(launch.kernel, arguments.data(), arguments.size(), launch.stream);
   }
   if (status != FLASHJIT_OK) return raise_last(status);
   if (!f.writes_o) Py_RETURN_NONE;
@@ -450,6 +453,41 @@ PyObject* call_function(PyObject* function, PyObject* const* values, std::size_t
   if (count != f.names.size())
     return raise(FLASHJIT_INTERNAL, "a call has " + std::to_string(count) + " arguments");
   return run(f, Py_None, Py_None, values, read);
+}
+
+bool plan_launch(PyObject* function, PyObject* const* values, std::size_t count, const Tensor* const* read,
+                 Launch& launch) {
+  FunctionState& f = *reinterpret_cast<FunctionObject*>(function)->state;
+  if (count != f.names.size()) return refused("a call has " + std::to_string(count) + " arguments");
+  Call call(f, values);
+  Key key;
+  return python::read(call, read, Py_None, nullptr, key) == Read::done && plan_call(f, call, key, launch) &&
+         launch.arguments.stream(Py_None, &launch.stream);
+}
+
+bool plan_function(PyObject* function, const std::vector<Given>& given, const flashjit_tensor& q,
+                   const flashjit_tensor& v, Planned& planned) {
+  FunctionState& f = *reinterpret_cast<FunctionObject*>(function)->state;
+  if (given.size() != f.names.size())
+    return refused("a call has " + std::to_string(given.size()) + " arguments");
+  Key key;
+  key.device_kind = q.device_kind;
+  key.device_index = q.device_index;
+  key.head_dim = static_cast<std::int32_t>(q.shape[q.rank - 1]);
+  key.head_dim_v = static_cast<std::int32_t>(v.shape[v.rank - 1]);
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    if (given[i] == not_given) continue;
+    key.given |= std::uint64_t{1} << i;
+    key.dtypes[i] = given[i];
+  }
+  const Entry* const entry = entry_for(f, key);
+  if (!entry) return false;
+  planned.engine_object = Ref::borrowed(entry->engine.get());
+  planned.spec_object = Ref::borrowed(entry->spec.get());
+  planned.engine = reinterpret_cast<EngineObject*>(entry->engine.get())->engine;
+  planned.spec = reinterpret_cast<SpecObject*>(entry->spec.get())->state->spec;
+  planned.infos.assign(entry->infos, entry->infos + given.size());
+  return true;
 }
 
 namespace {

@@ -1,6 +1,9 @@
 // Calls by tensors alone: the spec follows from the tensors and keywords, the kernel from a cache.
 #pragma once
 
+#include <vector>
+
+#include "arguments.hpp"
 #include "tensor.hpp"
 
 namespace flashjit::python {
@@ -10,6 +13,34 @@ namespace flashjit::python {
 // such a one requires a gradient.
 PyObject* call_function(PyObject* function, PyObject* const* values, std::size_t count,
                         const Tensor* const* read = nullptr);
+
+// A launch of a Function on the framework's current stream, but for its outputs and its workspace.
+struct Launch {
+  const void* spec = nullptr;  // one of the same spec has the same address here
+  const flashjit_kernel* kernel = nullptr;
+  Arguments arguments;  // in the order of the function's names
+  void* stream = nullptr;
+  std::size_t workspace_bytes = 0;
+  // Of functions that write o:
+  flashjit_dtype o_dtype = FLASHJIT_FP32;
+  int o_rank = 0;
+  std::int64_t o_sizes[FLASHJIT_MAX_RANK], lse_sizes[FLASHJIT_MAX_RANK];
+};
+// What call_function() would launch; false with an exception. `values` and `read` must live as long as the
+// launch.
+bool plan_launch(PyObject* function, PyObject* const* values, std::size_t count, const Tensor* const* read,
+                 Launch& launch);
+
+// What launches of a Function have in common whose arguments are like these.
+struct Planned {
+  Ref engine_object, spec_object;  // keep these alive:
+  flashjit_engine* engine = nullptr;
+  const flashjit_spec* spec = nullptr;
+  std::vector<ArgumentInfo> infos;  // of the arguments
+};
+// False with an exception. given: in the order of the function's names.
+bool plan_function(PyObject* function, const std::vector<Given>& given, const flashjit_tensor& q,
+                   const flashjit_tensor& v, Planned& planned);
 
 // Adds the type Function and the function call() to the module; -1 with an exception.
 int add_function(PyObject* module);

@@ -1,5 +1,6 @@
 #include "tensor.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <memory>
@@ -164,6 +165,19 @@ bool share_addresses(const flashjit_tensor& a, const flashjit_tensor& b) {
   const auto [a_begin, a_end] = range_of(a);
   const auto [b_begin, b_end] = range_of(b);
   return a_begin < b_end && b_begin < a_end;
+}
+
+bool is_readable(const flashjit_tensor& gradient, const flashjit_tensor& q) {
+  if (gradient.dtype != q.dtype || reinterpret_cast<std::uintptr_t>(gradient.data) % 16 != 0) return false;
+  std::int64_t elements = 1;
+  bool is_contiguous = true;
+  for (int i = gradient.rank - 1; i >= 0; --i) {
+    is_contiguous = is_contiguous && (gradient.shape[i] == 1 || gradient.strides[i] == elements);
+    elements *= gradient.shape[i];
+  }
+  if (is_contiguous) return true;
+  const auto* const outer = gradient.strides + gradient.rank - 1;
+  return *outer == 1 && std::all_of(gradient.strides, outer, [](auto stride) { return stride % 8 == 0; });
 }
 
 const Framework* framework_of(PyObject* object, const char* name) {

@@ -69,4 +69,7 @@ const char* dtype_name(std::int32_t dtype);
 // Whether the addresses of two tensors overlap. If not, they share no memory.
 bool share_addresses(const flashjit_tensor& a, const flashjit_tensor& b);
 
+// Whether a backward can read the gradient of o as it is: it reads 16 bytes at once.
+bool is_readable(const flashjit_tensor& gradient, const flashjit_tensor& q);
+
 }  // namespace flashjit::python

@@ -100,11 +100,11 @@ int run(int argc, char** argv, bool json) {
       exit_code_help());
 
   const Arguments arguments(app);
-  const std::vector<Verb> verbs = {add_doctor(arguments),    add_render(arguments),    add_compile(arguments),
-                                   add_generate(arguments),  add_mask(arguments),      add_run(arguments),
-                                   add_bench(arguments),     add_audit(arguments),     add_tune(arguments),
-                                   add_prebuild(arguments),  add_serve(arguments),     add_cache(arguments),
-                                   add_reference(arguments), add_completion(arguments)};
+  const std::vector<Verb> verbs = {
+      add_doctor(arguments), add_render(arguments),    add_compile(arguments),   add_generate(arguments),
+      add_mask(arguments),   add_run(arguments),       add_bench(arguments),     add_audit(arguments),
+      add_bits(arguments),   add_tune(arguments),      add_prebuild(arguments),  add_serve(arguments),
+      add_cache(arguments),  add_reference(arguments), add_completion(arguments)};
   try {
     app.parse(argc, argv);
     for (const Verb& verb : verbs) {

@@ -21,6 +21,7 @@ Verb add_mask(const Arguments& parent);
 Verb add_run(const Arguments& parent);
 Verb add_bench(const Arguments& parent);
 Verb add_audit(const Arguments& parent);
+Verb add_bits(const Arguments& parent);
 Verb add_prebuild(const Arguments& parent);
 Verb add_serve(const Arguments& parent);
 Verb add_tune(const Arguments& parent);

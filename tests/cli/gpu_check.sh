@@ -36,7 +36,7 @@ fi
 for name in Covering TakesNoDeviceMemory CheckMode EveryHeadDim Random EveryMask HeadDim Fp8 Int8 Variants Train; do
   expect "$name" "$work/tests"
 done
-# Every spec for compute-sanitizer is one.
+# Every spec for compute-sanitizer and of bits is one.
 sed -n "/^  done <<'END'/,/^END/s/^[a-z_0-9]*|\(.*\)|.*/\1/p" tools/gpu-check >"$work/specs"
 [ "$(wc -l <"$work/specs")" -ge 17 ]
 while read -r spec; do exits 0 "$bin/flashjit" render "$spec" --target sm_90a; done <"$work/specs"
@@ -133,6 +133,7 @@ expect 'suite                 12      24      12       0' "$work/table"
 expect 'python                 1       1       0       0' "$work/table"
 expect 'memcheck              20      20       0       0' "$work/table"
 expect 'synccheck             20      20       0       0' "$work/table"
+expect 'bits                   9       9       0       0' "$work/table"
 expect '1 kernels compiled here' "$work/table"
 expect 'covering             192     192       0       0' "$work/table"
 expect '  covering forward sm_90a: 96 of 96 rows, 500 of 500 triples' "$work/table"

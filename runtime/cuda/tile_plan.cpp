@@ -40,13 +40,13 @@ Tiles count_tiles(const device::ForwardParams& p, int heads_q, int block_m, int 
   return tiles;
 }
 
-TileSections sections_of(const AttentionSpec& spec, const device::ForwardParams& p, const Tiles& tiles,
-                         int heads_q, int parts, int multiprocessors, std::int64_t cache_bytes,
-                         decltype(tile_sections)& sections) {
+TileSections sections_of(const AttentionSpec& spec, const device::ForwardParams& p, std::int64_t heads,
+                         const Tiles& tiles, int heads_q, int parts, int multiprocessors,
+                         std::int64_t cache_bytes) {
   const std::int64_t bytes_of_kv_head = std::int64_t{p.seqlen_k} * spec.cached_columns() * 2;
   const auto at_a_time = std::min<std::int64_t>(tiles.all(), multiprocessors);
-  return sections(static_cast<int>(tiles.heads), static_cast<int>(tiles.of_head), static_cast<int>(at_a_time),
-                  bytes_of_kv_head / (heads_q / p.num_heads_kv) / parts, cache_bytes);
+  return tile_sections(static_cast<int>(heads), static_cast<int>(tiles.of_head), static_cast<int>(at_a_time),
+                       bytes_of_kv_head / (heads_q / p.num_heads_kv) / parts, cache_bytes);
 }
 
 // The most blocks of keys that a tile has, by masks whose keys are an interval. Others keep all keys, as only
@@ -113,7 +113,7 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
                 device::Sm80ForwardParams& p) {
   const Tiles tiles = count_tiles(p, p.num_heads_q, config.block_m, config.block_m);
   p.section_heads =
-      sections_of(spec, p, tiles, p.num_heads_q, 1, multiprocessors, l2_of_others, tile_sections).heads;
+      sections_of(spec, p, tiles.heads, tiles, p.num_heads_q, 1, multiprocessors, l2_of_others).heads;
   return {static_cast<unsigned>(tiles.all())};
 }
 
@@ -140,6 +140,7 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
       const std::int64_t blocks = multiprocessors - multiprocessors / 32;
       p.part_slots = static_cast<int>(std::min(blocks / of_entry, std::int64_t{p.batch} * p.parts));
       p.parts_of_entries = p.parts_state + places.states;
+      p.turned_heads = 0;
       p.section_heads = 1;  // the schedule has a section, which no block of the grid asks for
       if (p.parts > 1) return {static_cast<unsigned>(p.part_slots * of_entry)};
     }
@@ -148,9 +149,11 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
     tiles.heads *= p.parts;  // in the schedule a part is a tile of another head
   }
   if (config.tile_order == TileOrder::sections) {
-    const bool own_keys = p.num_heads_q == p.num_heads_kv;  // else K and V are read by several heads at once
-    const TileSections sections = sections_of(spec, p, tiles, heads_q, p.parts, multiprocessors, l2_of_h100,
-                                              own_keys ? persistent_sections : tile_sections);
+    p.turned_heads =
+        turned_heads(static_cast<int>(tiles.heads), static_cast<int>(tiles.of_head), multiprocessors);
+    const std::int64_t others = std::max<std::int64_t>(tiles.heads - p.turned_heads, 1);
+    const TileSections sections =
+        sections_of(spec, p, others, tiles, heads_q, p.parts, multiprocessors, l2_of_h100);
     p.section_heads = sections.heads;
     p.section_rounds = sections.rounds;
   }

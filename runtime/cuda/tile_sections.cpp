@@ -36,13 +36,14 @@ TileSections tile_sections(int heads, int tiles, int blocks, std::int64_t bytes_
   return sections;
 }
 
-TileSections persistent_sections(int heads, int tiles, int blocks, std::int64_t bytes_per_head,
-                                 std::int64_t cache_bytes) {
-  // Longer sequences read K and V often enough.
-  constexpr int few_tiles = 4;
-  if (tiles <= few_tiles && heads >= blocks && bytes_per_head <= (cache_bytes + cache_bytes / 8) / blocks)
-    return {blocks, tiles};
-  return tile_sections(heads, tiles, blocks, bytes_per_head, cache_bytes);
+int turned_heads(int heads, int tiles, int blocks) {
+  // Measured (tests/bench/log/gpu_forward_sm90a.md). Longer sequences read K and V often enough. Where
+  // products take as long as reading, the last rounds have the longest tiles first, which evens out the end.
+  constexpr int few_tiles = 6, some_tiles = 10, sorted_rounds = 3;
+  if (tiles > some_tiles || std::int64_t{heads} * tiles <= std::int64_t{2} * blocks) return 0;
+  if (tiles <= few_tiles) return heads;
+  const auto sorted = static_cast<int>(rounded_up(std::int64_t{sorted_rounds} * blocks, tiles));
+  return std::max(heads - sorted, 0) / blocks * blocks;
 }
 
 }  // namespace flashjit::cuda

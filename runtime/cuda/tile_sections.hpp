@@ -16,10 +16,9 @@ struct TileSections {
 TileSections tile_sections(int heads, int tiles, int blocks, std::int64_t bytes_per_head,
                            std::int64_t cache_bytes);
 
-// The same for a persistent grid, whose blocks take turns in a section with as many heads as there are
-// blocks. With few tiles of a head, most of the time is that of reading K and V for the first time, so blocks
-// should not all do that at once.
-TileSections persistent_sections(int heads, int tiles, int blocks, std::int64_t bytes_per_head,
-                                 std::int64_t cache_bytes);
+// The first heads of a persistent grid that are in no section: all tiles of a head come together, and a
+// block's are long and short by turns. With few tiles of a head, most of the time is that of reading K and V,
+// which then come from memory once and in each round as much. All heads, or a multiple of `blocks`.
+int turned_heads(int heads, int tiles, int blocks);
 
 }  // namespace flashjit::cuda

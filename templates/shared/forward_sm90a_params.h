@@ -7,9 +7,9 @@
 namespace flashjit::device {
 
 struct Sm90aForwardParams : ForwardParams {
-  // With TileOrder::sections: the heads of a section, and the complete rounds of the persistent grid in each
-  // section.
-  int section_heads, section_rounds;
+  // With TileOrder::sections: the heads before the sections, all of them or a multiple of the grid's blocks;
+  // the heads of a section, and the complete rounds of the persistent grid in each section.
+  int turned_heads, section_heads, section_rounds;
   // Number of query heads of one key/value head whose rows share tiles; 1 without pack_gqa. It divides
   // num_heads_q / num_heads_kv. r / packed_heads is r * packed_heads_inverse >> 16 for r < 256.
   int packed_heads;

@@ -40,13 +40,12 @@ int tiles_of(const Launch& launch) {
   return (launch.seqlen_q + block_m - 1) / block_m;
 }
 
-cuda::TileSections sections_of(const Launch& launch) {
-  return cuda::tile_sections(launch.batch * launch.heads, tiles_of(launch), launch.blocks,
-                             launch.bytes_per_head, cache_bytes);
+cuda::TileSections sections_of(const Launch& launch, int turned = 0) {
+  return cuda::tile_sections(std::max(launch.batch * launch.heads - turned, 1), tiles_of(launch),
+                             launch.blocks, launch.bytes_per_head, cache_bytes);
 }
-cuda::TileSections persistent_sections_of(const Launch& launch) {
-  return cuda::persistent_sections(launch.batch * launch.heads, tiles_of(launch), launch.blocks,
-                                   launch.bytes_per_head, cache_bytes);
+int turned_heads_of(const Launch& launch) {
+  return cuda::turned_heads(launch.batch * launch.heads, tiles_of(launch), launch.blocks);
 }
 
 // The number of key blocks that each block of the grid computes
@@ -59,7 +58,8 @@ std::vector<int> loads(const Launch& launch, std::vector<int>* first_tiles = nul
   params.batch = launch.batch;
   params.num_heads_q = launch.heads;
   params.seqlen_q = launch.seqlen_q;
-  const cuda::TileSections sections = persistent_sections_of(launch);
+  params.turned_heads = turned_heads_of(launch);
+  const cuda::TileSections sections = sections_of(launch, params.turned_heads);
   params.section_heads = sections.heads;
   params.section_rounds = sections.rounds;
   const auto blocks = static_cast<unsigned>(launch.blocks);
@@ -146,17 +146,30 @@ TEST(TileSchedule, SectionsAreEven) {
   }
 }
 
-// Short sequences: blocks have whole heads, and neighbours begin with different tiles.
+// Short sequences: neighbours begin with different tiles, and the busiest block has at most 6% more work than
+// the average.
 TEST(TileSchedule, BlocksOfShortSequencesTakeTurns) {
-  constexpr Launch launch{32, 16, 512, 132, 512 * 128 * 4};
-  EXPECT_EQ(persistent_sections_of(launch).heads, 132);
-  std::vector<int> first_tiles;
-  const std::vector<int> load = loads<device::TileOrder::sections>(launch, &first_tiles);
-  const double mean = std::accumulate(load.begin(), load.end(), 0.0) / static_cast<double>(load.size());
-  EXPECT_LE(*std::max_element(load.begin(), load.end()), 1.04 * mean);
-  std::array<int, 4> first{};
-  for (const int tile : first_tiles) ++first.at(static_cast<std::size_t>(tile));
-  for (const int blocks : first) EXPECT_EQ(blocks, 33);
+  for (int tiles = 2; tiles <= 10; ++tiles) {
+    const Launch launch{64, 16, tiles * block_m, 132, std::int64_t{tiles} * block_m * 128 * 4};
+    EXPECT_GE(turned_heads_of(launch), 132 * 7) << tiles;
+    std::vector<int> first_tiles;
+    const std::vector<int> load = loads<device::TileOrder::sections>(launch, &first_tiles);
+    const double mean = std::accumulate(load.begin(), load.end(), 0.0) / static_cast<double>(load.size());
+    EXPECT_LE(*std::max_element(load.begin(), load.end()), 1.06 * mean) << tiles;
+    std::array<int, 10> first{};
+    for (const int tile : first_tiles) ++first.at(static_cast<std::size_t>(tile));
+    for (int tile = 0; tile < tiles; ++tile)
+      EXPECT_GE(first.at(static_cast<std::size_t>(tile)), 132 / tiles) << tiles;
+  }
+}
+
+TEST(TileSections, HeadsThatAreTurned) {
+  EXPECT_EQ(cuda::turned_heads(512, 4, 132), 512);
+  EXPECT_EQ(cuda::turned_heads(70, 6, 132), 70);
+  EXPECT_EQ(cuda::turned_heads(66, 4, 132), 0);     // two rounds
+  EXPECT_EQ(cuda::turned_heads(192, 8, 132), 132);  // 60 heads are 3.6 rounds
+  EXPECT_EQ(cuda::turned_heads(576, 7, 132), 396);  // 48 heads would be 2.5
+  EXPECT_EQ(cuda::turned_heads(576, 11, 132), 0);
 }
 
 // Random tiles of 1 to 30 units, 31 for each of 132 multiprocessors. Blocks that start where others

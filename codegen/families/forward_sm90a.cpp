@@ -140,7 +140,8 @@ int registers_for_roles(const AttentionSpec& spec, const KernelConfig& config) {
   const int for_words = !spec.dropout ? 0 : two && (walks_long || narrow) ? 16 : 8;
   // Scales of rows take more, for which three consumers have none.
   const bool scales = converts(spec) == device::Converts::scaled_rows;
-  const int for_keys = spec.kv_dtype          ? (two && scales ? 24 : 16)
+  const bool sorts = config.tile_order == TileOrder::sections;
+  const int for_keys = spec.kv_dtype          ? (two && (scales || sorts) ? 24 : 16)
                        : !spec.paged          ? 0
                        : !two || spec.dropout ? 8
                        : looks_up(spec)       ? 24

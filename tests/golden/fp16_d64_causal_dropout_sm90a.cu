@@ -63,6 +63,7 @@ struct Config {
   static constexpr TileOrder tile_order = TileOrder::sections;
   static constexpr bool pack_gqa = false;
   using Products = WgmmaProducts;
+  static constexpr int given_registers = 8;
 };
 
 }  // namespace

@@ -229,6 +229,16 @@ class Attention(unittest.TestCase):
         self.compare(self.inputs(batch=1, rows=3), engine=engine)
 
 
+    def test_batch_invariant(self):
+        q, k, v = random((2, 200, 4, 64), seed=1), random((2, 200, 2, 64), seed=2), random((2, 200, 2, 64), seed=3)
+        whole = flashjit.attention(q, k, v, mask="causal", batch_invariant=True)
+        for begin, end in ((0, 200), (147, 150), (199, 200)):
+            cut = flashjit.attention(
+                q[1:, begin:end], k[1:, :end], v[1:, :end], mask="causal", batch_invariant=True
+            )
+            np.testing.assert_array_equal(cut, whole[1:, begin:end])
+
+
 class Others(unittest.TestCase):
     def test_decode(self):
         cache_k, cache_v = random((2, 50, 2, 32), seed=2), random((2, 50, 2, 32), seed=3)

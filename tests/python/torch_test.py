@@ -376,15 +376,28 @@ class Operators(unittest.TestCase):
         self.assertIn('"lse": false', recorder.calls[0][1][0])
 
     def test_deterministic_algorithms(self):
-        self.assertIn('"deterministic": false', self.calls()[1][1][0])
+        self.assertIn('"bits": ""', self.calls()[1][1][0])
         torch.use_deterministic_algorithms(True)
         try:
             with mock.patch("flashjit.torch.Maker", wraps=flashjit.torch.Maker) as maker:
-                self.assertIn('"deterministic": true', self.calls()[1][1][0])
+                self.assertIn('"bits": "deterministic"', self.calls()[1][1][0])
         finally:
             torch.use_deterministic_algorithms(False)
         fields = {call.args[1]: call.args[5] for call in maker.call_args_list}
         self.assertEqual(fields, {"forward": {"lse": True}, "backward": {"deterministic": True}})
+
+    def test_batch_invariant(self):
+        q, k, v = (torch.randn(3, 130, heads, 64) for heads in (4, 2, 2))
+        do = torch.randn(3, 130, 4, 64)
+
+        def results(some):
+            given = [one[some].clone().requires_grad_() for one in (q, k, v)]
+            o = flashjit.attention(*given, mask="causal", batch_invariant=True)
+            o.backward(do[some])
+            return [o, *(one.grad for one in given)]
+
+        for whole, alone in zip(results(slice(0, 3)), results(slice(1, 2))):
+            self.assertTrue(torch.equal(whole[1], alone[0]))
 
     def test_compile(self):
         frames = []

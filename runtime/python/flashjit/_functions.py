@@ -149,8 +149,8 @@ def attention(q, k, v=None, *, mask=(), score=(), scale=None, dropout_p=0.0, dro
               window=None, num_sinks=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
               seqlens_q=None, seqlens_k=None, page_table=None, tree_bits=None, prefix_lengths=None, block_lists=None,
               sink_logits=None, k_scale=None, v_scale=None, kv_scale=None, return_lse=False, out=None, out_dtype=None,
-              row_offset=None, key_offset=None, tables=None, deterministic=False, heads_first=False,
-              head_dim_v=None, engine=None, stream=None, **named):  # fmt: skip
+              row_offset=None, key_offset=None, tables=None, deterministic=False, batch_invariant=False,
+              heads_first=False, head_dim_v=None, engine=None, stream=None, **named):  # fmt: skip
     """Exact attention, softmax(scale * q k^T + mask) v, of tensors of PyTorch, CuPy, JAX (CPU) or NumPy.
 
     q: [batch, seqlen_q, heads_q, head_dim]; k: [batch, seqlen_k, heads_kv, head_dim]; v: [batch, seqlen_k, heads_kv,
@@ -177,6 +177,8 @@ def attention(q, k, v=None, *, mask=(), score=(), scale=None, dropout_p=0.0, dro
 
     heads_first: q, k, v and o are [batch, heads, seqlen, head_dim], and pages [num_pages, heads_kv, page_size, head_dim].
     deterministic: gradients have the same bits run after run, as with torch.use_deterministic_algorithms.
+    batch_invariant: the bits of a row of o, and of gradients, do not depend on the rest of the batch, nor on how a
+    prompt is cut into calls. It implies deterministic.
     head_dim_v, without v: v is the first head_dim_v columns of k, as latent caches hold it; no gradients.
 
     Tensors of PyTorch have gradients: of q, k, v, sink_logits and tables that a score reads, by o and by its
@@ -221,9 +223,9 @@ def attention(q, k, v=None, *, mask=(), score=(), scale=None, dropout_p=0.0, dro
     if head_dim_v is not None:
         _check_values_in_keys("attention", v, head_dim_v, alone and is_left_to_torch(q))
 
+    bits = "batch_invariant" if batch_invariant else "deterministic" if deterministic else ""
     cache = functions_of(engine)
-    key = ("attention", mask, score, return_lse, out_dtype, kv_scale, p is None, deterministic, heads_first,
-           head_dim_v)  # fmt: skip
+    key = ("attention", mask, score, return_lse, out_dtype, kv_scale, p is None, bits, heads_first, head_dim_v)
     if named or tables or block_mask:
         key = (*key, *named, frozen(tables), frozen(block_mask))
     try:
@@ -232,17 +234,17 @@ def attention(q, k, v=None, *, mask=(), score=(), scale=None, dropout_p=0.0, dro
         key = frozen(key)
         function = cache.get(key)
     if function is None:
-        fields = _forward_fields(return_lse, p, out_dtype, kv_scale)
+        fields = _forward_fields(return_lse, p, out_dtype, kv_scale, bits)
         if head_dim_v is not None:
             fields["v_in_k"] = True
         maker = Maker("attention", "forward", engine, mask, score, fields, tables, tuple(named), block_mask)
-        call = (mask, score, tables, block_mask, tuple(named), out_dtype, kv_scale, deterministic, heads_first)
+        call = (mask, score, tables, block_mask, tuple(named), out_dtype, kv_scale, bits, heads_first)
         kind_of = partial(_kind_of, *call) if engine is None else _no_kind
         function = _function(
             cache, key, _ATTENTION + tuple(named), _SHOWN, True, bool(return_lse), maker, kind_of,
             bool(heads_first), head_dim_v,
         )  # fmt: skip
-    of_torch = (tuple(named), mask, score, tables, block_mask, return_lse, out_dtype, kv_scale, deterministic, heads_first)
+    of_torch = (tuple(named), mask, score, tables, block_mask, return_lse, out_dtype, kv_scale, bits, heads_first)
     return function, stream, out, alone, values, of_torch
 
 
@@ -269,7 +271,7 @@ def _no_kind(*places):
     return NotImplemented
 
 
-def _forward_fields(return_lse, p, out_dtype, kv_scale):
+def _forward_fields(return_lse, p, out_dtype, kv_scale, bits):
     fields = {"lse": bool(return_lse)}
     if p is not None:
         fields["dropout"] = True
@@ -277,6 +279,8 @@ def _forward_fields(return_lse, p, out_dtype, kv_scale):
         fields["o_dtype"] = out_dtype
     if kv_scale:
         fields["kv_scale"] = kv_scale
+    if bits == "batch_invariant":  # a forward is deterministic in any case
+        fields[bits] = True
     return fields
 
 

@@ -129,7 +129,7 @@ class _Kind:
         results = {"o": jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), dtype)}
         if lse:
             results["lse"] = jax.ShapeDtypeStruct((*rows[:-1], heads, rows[-1]), jnp.float32)
-        return self.call("forward", _forward_fields(lse, None, self.out_dtype, None), arrays, results)
+        return self.call("forward", _forward_fields(lse, None, self.out_dtype, None, ""), arrays, results)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

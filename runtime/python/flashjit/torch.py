@@ -9,7 +9,8 @@ for each kind of call in which a tensor requires a gradient. Traces record the o
   their kernels have been used outside of a capture.
 - Dropout takes seed and offset from PyTorch's generator of the device. So torch.manual_seed repeats it, checkpointing
   drops the same weights again, and each replay of a CUDA graph drops others.
-- torch.use_deterministic_algorithms(True) at the time of the forward makes the gradients' bits repeatable.
+- torch.use_deterministic_algorithms(True) at the time of the forward makes the gradients' bits repeatable;
+  batch_invariant makes those of o and of gradients the same in any batch.
 - torch.func.vmap maps over q, k and v as over further batch entries. With arguments that have a batch dimension of
   their own it is refused.
 """
@@ -50,11 +51,11 @@ class _Kind:
 
         names = (*tensors, *f["integers"], *f["reals"])
         p = True if "dropout_p" in names else None
-        make = self._maker("forward", _forward_fields(f["lse"], p, f["out_dtype"], f["kv_scale"]))
+        make = self._maker("forward", _forward_fields(f["lse"], p, f["out_dtype"], f["kv_scale"], f["bits"]))
         if f["with_gradient"]:
             fields = {"dropout": True} if p else {}
-            if f["deterministic"]:
-                fields["deterministic"] = True
+            if f["bits"]:
+                fields[f["bits"]] = True
             make_forward, make_backward = make, self._maker("backward", fields)
             written = ("dq", "dk", "dv", *("d_" + tensors[i] for i in self.computed))
             self.backward = _function(
@@ -88,7 +89,7 @@ _kind = lru_cache(None)(_Kind)
 _kinds: dict = {}  # by the arguments of _text_of
 
 
-def _text(mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, with_gradient, deterministic, heads_first,
+def _text(mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, with_gradient, bits, heads_first,
           tensors, integers, reals, gradients):  # fmt: skip
     """The kind of a call as text, by which the operators know it."""
     return json.dumps(locals())
@@ -324,13 +325,13 @@ _INTEGERS, _REALS = (int, torch.SymInt), (float, torch.SymFloat)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def attention_of_torch(values, named, mask, score, tables, block_mask, return_lse, out_dtype, kv_scale, deterministic,
+def attention_of_torch(values, named, mask, score, tables, block_mask, return_lse, out_dtype, kv_scale, bits,
                        heads_first=False):  # fmt: skip
     """flashjit.attention, of arguments in the order of their names, which are _ATTENTION and `named`."""
     if heads_first:  # the operators have one layout
         values = (*[one.transpose(1, 2) if isinstance(one, torch.Tensor) else one for one in values[:3]], *values[3:])
         made = attention_of_torch(
-            values, named, mask, score, tables, block_mask, return_lse, out_dtype, kv_scale, deterministic
+            values, named, mask, score, tables, block_mask, return_lse, out_dtype, kv_scale, bits
         )
         return (made[0].transpose(1, 2), made[1]) if return_lse else made.transpose(1, 2)
     names, types = _ATTENTION + named, tuple(map(type, values))
@@ -354,8 +355,10 @@ def attention_of_torch(values, named, mask, score, tables, block_mask, return_ls
     wants = tuple([one.requires_grad for one in tensors]) if torch.is_grad_enabled() else ()
     with_gradient = True in wants
     lse = return_lse or with_gradient
-    deterministic = with_gradient and (deterministic or torch.are_deterministic_algorithms_enabled())
-    key = (mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, deterministic, wants, places)
+    if bits != "batch_invariant":
+        deterministic = with_gradient and (bits or torch.are_deterministic_algorithms_enabled())
+        bits = "deterministic" if deterministic else ""
+    key = (mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, bits, wants, places)
     if _is_traced(tensors):
         made = torch.ops.flashjit.attention(_text_of(*key), tensors, integers, reals)
     elif torch._C._are_functorch_transforms_active():
@@ -389,19 +392,19 @@ def attention_in_graph(q, k, v, keywords):
     return attention_of_torch(values, *of_torch)
 
 
-def kind_of(mask, score, tables, block_mask, named, out_dtype, kv_scale, deterministic, heads_first, tensors, integers,
+def kind_of(mask, score, tables, block_mask, named, out_dtype, kv_scale, bits, heads_first, tensors, integers,
             reals, wants, all_deterministic):  # fmt: skip
     """The kind of a call with gradients, from places of arguments whose names are _ATTENTION and `named`."""
     wants, places = [place in wants for place in tensors], (tensors, integers, reals)
-    deterministic = bool(deterministic or all_deterministic)
+    bits = bits or ("deterministic" if all_deterministic else "")
     return _kind(
         _text_of(
-            mask, score, tables, block_mask, named, True, out_dtype, kv_scale, deterministic, wants, places, bool(heads_first)
+            mask, score, tables, block_mask, named, True, out_dtype, kv_scale, bits, wants, places, bool(heads_first)
         )
     )
 
 
-def _text_of(mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, deterministic, wants, places,
+def _text_of(mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, bits, wants, places,
              heads_first=False):  # fmt: skip
     names = _ATTENTION + named
     tensors, integers, reals = ([names[i] for i in some] for some in places)
@@ -411,7 +414,7 @@ def _text_of(mask, score, tables, block_mask, named, lse, out_dtype, kv_scale, d
             raise UnsupportedError(
                 f"argument {name} requires a gradient, and flashjit computes none for it: {name}.detach() would work"
             )
-    return _text(mask, score, tables, block_mask, named, bool(lse), out_dtype, kv_scale, True in wants, deterministic,
+    return _text(mask, score, tables, block_mask, named, bool(lse), out_dtype, kv_scale, True in wants, bits,
                  heads_first, tensors, integers, reals, gradients)  # fmt: skip
 
 

@@ -105,14 +105,14 @@ def _call(given, causal, window, alibi_slopes, heads_first):
     if places is None:
         places = _known_places[types] = _places(_ATTENTION + named, values)
     of_tensors, of_integers, of_reals = places
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    key = mask, score, named, places, deterministic, heads_first
+    bits = "deterministic" if torch.are_deterministic_algorithms_enabled() else ""
+    key = mask, score, named, places, bits, heads_first
     kind = _kinds.get(key)
     if kind is None:
         paged = values[_ATTENTION.index("page_table")] is not None  # has no backward
         wants = tuple([place < 3 and not paged for place in of_tensors])  # q, k and v
         kind = _kinds[key] = _kind(
-            _text_of(mask, score, tables, None, named, True, None, None, deterministic, wants, places, heads_first)
+            _text_of(mask, score, tables, None, named, True, None, None, bits, wants, places, heads_first)
         )
     return kind, [values[i] for i in of_tensors], tuple([values[i] for i in (*of_integers, *of_reals)])
 

@@ -107,7 +107,8 @@ class FLASHJIT_API ParallelAttention {
   // dropout's numbers are those of the whole, the same on every rank. Returns when no rank reads this one's
   // tensors any more. Equal arguments give equal bits run after run. Throws what a launch throws.
   void forward(const AttentionArgs& args, Stream stream = nullptr) const;
-  // The rank's gradients, of its own o and lse, which a forward wrote.
+  // The rank's gradients, of its own o and lse, which a forward wrote. Their bits repeat as those of one
+  // engine's backward do: on a GPU if the spec is deterministic.
   void backward(const AttentionArgs& args, Stream stream = nullptr) const;
 
   // Launches of the last forward or backward, and pairs of chunks that it skipped since no row sees a key.

@@ -1,25 +1,20 @@
 // The GPU append's own code on the host, thread by thread (emulator/emulator.hpp), against the float64
 // oracle.
-#include <gtest/gtest.h>
-
 #include "codegen/families/search_space.hpp"
 #include "cuda/append_quantised.cuh"
 #include "runtime/operation.hpp"
 #include "shared/last_keys.h"
+#include "tests/cuda/emulated.hpp"
 #include "tests/support/append_problem.hpp"
 #include "tests/support/planned_kernel.hpp"
 
 namespace flashjit::testing_support {
 namespace {
 
-using Bf16 = device::bf16;
-using Fp16 = device::fp16;
 using DeviceStyle = device::RotaryStyle;
 
-template <class Element_, int head_dim_, int head_dim_v_, bool varlen_ = false>
-struct SpecOf : device::AppendCudaSpec {
-  using Element = Element_;
-  static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
+template <class Element, int head_dim, int head_dim_v, bool varlen_ = false>
+struct SpecOf : HeadsOf<device::AppendCudaSpec, Element, head_dim, head_dim_v> {
   static constexpr bool varlen = varlen_;
 };
 template <class Spec, RotaryStyle style, int dim, bool q, class Table = void>
@@ -34,10 +29,6 @@ template <class Spec, int first>
 struct From : Spec {
   static constexpr int rotary_first = first;
 };
-template <class Spec>
-struct Latent : Spec {
-  static constexpr bool v_in_k = true;
-};
 template <class Spec, class KvElement, KvScale scale>
 struct Storing : Spec {
   using kv_dtype = KvElement;
@@ -45,19 +36,6 @@ struct Storing : Spec {
                                               : scale == KvScale::head ? device::KvScale::head
                                                                        : device::KvScale::token_head;
 };
-template <int num_warps_>
-struct ConfigOf {
-  static constexpr int num_warps = num_warps_;
-};
-
-template <class Element>
-constexpr DType dtype_of = std::is_same_v<Element, Bf16>               ? DType::bf16
-                           : std::is_same_v<Element, Fp16>             ? DType::fp16
-                           : std::is_same_v<Element, device::int8>     ? DType::int8
-                           : std::is_same_v<Element, device::fp8_e4m3> ? DType::fp8_e4m3
-                           : std::is_same_v<Element, device::fp8_e5m2> ? DType::fp8_e5m2
-                                                                       : DType::fp32;
-
 template <class Spec, class Config, bool quantises>
 struct KernelOf {
   using type = device::Append<Spec, Config>;
@@ -67,11 +45,8 @@ struct KernelOf<Spec, Config, true> {
   using type = device::AppendQuantised<Spec, Config>;
 };
 
-class AppendOnGpu : public testing::Test {
+class AppendOnGpu : public EmulatorTest {
  protected:
-  // Only lends its memory.
-  TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
-
   template <class Spec, int num_warps>
   void expect(AppendCase c) {
     c.dtype = dtype_of<typename Spec::Element>;
@@ -101,9 +76,9 @@ class AppendOnGpu : public testing::Test {
     runtime_of(Operation::append_kv)
         .plan(PlannedWithoutCode(problem.spec(), target, config, 5).kernel(), problem.args(), launch);
     ASSERT_EQ(launch.size(), 1u);
-    using Kernel = typename KernelOf<Spec, ConfigOf<num_warps>, quantises>::type;
+    using Kernel = typename KernelOf<Spec, WarpsOf<num_warps>, quantises>::type;
     const auto& params = const_cast<StepLaunch&>(launch[0]).params_as<typename Kernel::Params>();
-    run<Kernel, num_warps>(launch[0].grid, params);
+    run_grid(launch[0].grid, num_warps * 32, 0, [&] { Kernel::run(params); });
     EXPECT_TRUE(problem.check()) << num_warps << " warps";
     EXPECT_GT(problem.written(), 0) << c.str();
     if (c.by_slots || c.in_place || quantises) return;
@@ -113,7 +88,7 @@ class AppendOnGpu : public testing::Test {
     Launch of_last;
     runtime_of(Operation::append_kv)
         .plan(PlannedWithoutCode(last.spec(), target, config, 5).kernel(), last.args(), of_last);
-    using LastKeys = device::Append<Spec, ConfigOf<num_warps>, device::LastKeys<device::CudaAppendParams>>;
+    using LastKeys = device::Append<Spec, WarpsOf<num_warps>, device::LastKeys<device::CudaAppendParams>>;
     const auto& q = const_cast<StepLaunch&>(of_last[0]).params_as<typename Kernel::Params>();
     typename LastKeys::Params p{};
     static_cast<device::CudaAppendParams&>(p) = q;
@@ -125,16 +100,8 @@ class AppendOnGpu : public testing::Test {
     p.append_positions = nullptr;
     p.seqlens_k = lengths.data();
     p.seqlen_k = 1 << 30;
-    run<LastKeys, num_warps>(of_last[0].grid, p);
+    run_grid(of_last[0].grid, num_warps * 32, 0, [&] { LastKeys::run(p); });
     EXPECT_TRUE(last.check()) << "last keys";
-  }
-  template <class Kernel, int num_warps>
-  static void run(const Grid& grid, const typename Kernel::Params& p) {
-    gridDim.x = grid.x;
-    gridDim.y = grid.y;
-    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
-      for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
-        emulator::Block::run(num_warps * 32, 0, 0xff, [&] { Kernel::run(p); });
   }
 };
 
@@ -180,9 +147,9 @@ TEST_F(AppendOnGpu, RotaryFromAColumnOnAndLatentCaches) {
   expect<From<Rotating<SpecOf<Bf16, 96, 96>, interleaved, 20, true, Bf16>, 40>, 4>(c);
   expect<From<Rotating<SpecOf<Fp16, 64, 64>, interleaved, 0, false>, 8>, 2>(c);
   const AppendCase latent{.seqlen = 4, .heads_kv = 1, .heads_q = 5, .page_size = 64, .in_place = true};
-  expect<Latent<From<Rotating<SpecOf<Bf16, 576, 512>, half, 0, true>, 512>>, 4>(latent);
-  expect<Latent<From<Rotating<SpecOf<Fp16, 576, 512, true>, interleaved, 0, true>, 512>>, 4>(latent);
-  expect<Latent<SpecOf<float, 40, 16>>, 2>(c);
+  expect<ValuesInKeys<From<Rotating<SpecOf<Bf16, 576, 512>, half, 0, true>, 512>>, 4>(latent);
+  expect<ValuesInKeys<From<Rotating<SpecOf<Fp16, 576, 512, true>, interleaved, 0, true>, 512>>, 4>(latent);
+  expect<ValuesInKeys<SpecOf<float, 40, 16>>, 2>(c);
 }
 
 TEST_F(AppendOnGpu, RotaryPositionsAndTables) {
@@ -225,8 +192,9 @@ TEST_F(AppendOnGpu, QuantisedCaches) {
   expect<Storing<Rotating<SpecOf<Bf16, 256, 16>, half, 6, true>, int8, token_head>, 8>(c);
   expect<Storing<Rotating<SpecOf<Bf16, 96, 64>, interleaved, 20, true, Bf16>, fp8_e4m3, tensor>, 4>(c);
   expect<Storing<Rotating<SpecOf<Fp16, 64, 64>, interleaved, 0, true>, int8, token_head>, 4>(c);
-  expect<Storing<Latent<From<Rotating<SpecOf<Bf16, 96, 64>, half, 0, true>, 64>>, fp8_e4m3, tensor>, 4>(c);
-  expect<Storing<Latent<From<Rotating<SpecOf<Bf16, 576, 512>, interleaved, 0, true>, 512>>, fp8_e4m3,
+  expect<Storing<ValuesInKeys<From<Rotating<SpecOf<Bf16, 96, 64>, half, 0, true>, 64>>, fp8_e4m3, tensor>, 4>(
+      c);
+  expect<Storing<ValuesInKeys<From<Rotating<SpecOf<Bf16, 576, 512>, interleaved, 0, true>, 512>>, fp8_e4m3,
                  token_head>,
          4>(c);
   // Several tokens of a block, whose items are no multiple of a row's threads.

@@ -1,136 +1,48 @@
 // The GPU backward's own code on the host, thread by thread (emulator/emulator.hpp), against the float64
 // oracle: tiles, masks, heads of a group, packed sequences, dropout, dQ by sums and by its own kernel.
-#include <gtest/gtest.h>
-
-#include <concepts>
-
 #include "codegen/families/search_space.hpp"
 #include "cuda/backward_dq_sm80.cuh"
 #include "cuda/backward_sm80.cuh"
-#include "runtime/operation.hpp"
-#include "shared/block_sparse.h"
-#include "shared/sliding_window.h"
-#include "shared/tree.h"
-#include "tests/cuda/far_rows.hpp"
-#include "tests/cuda/learned_specs.hpp"
-#include "tests/numerics/specs.hpp"
-#include "tests/support/planned_kernel.hpp"
-#include "tests/support/workload.hpp"
+#include "tests/cuda/emulated_backward.hpp"
 
 namespace flashjit::testing_support {
 namespace {
 
-using device::Align;
-using device::Bounds;
-
-// Spec and Config of a kernel, like those that render() writes.
-template <class Element_, int head_dim_, int head_dim_v_, class... Masks>
-struct SpecOf : device::BackwardCudaSpec {
-  using Element = Element_;
-  using Mask = device::Intersect<Bounds, Masks...>;
-  static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
-};
+template <class Element, int head_dim, int head_dim_v, class... Masks>
+using SpecOf = AttentionOf<device::BackwardCudaSpec, Element, head_dim, head_dim_v, Masks...>;
 template <class Spec>
 struct Packed : Spec {
   static constexpr bool varlen = true;
 };
 template <class Spec>
-struct Dropping : Spec {
-  static constexpr bool dropout = true;
-};
-template <class Spec>
-struct Deterministic : Spec {
-  static constexpr bool deterministic = true;
-};
-template <class Spec>
-struct WithFloats : Spec {
-  using o_dtype = float;
+struct WithFloats : WithFloatOutput<Spec> {
   using grad_dtype = float;
 };
-template <int block_m_, int block_n_, int num_stages_, int num_warps_>
-struct ConfigOf {
-  static constexpr int block_m = block_m_, block_n = block_n_, num_stages = num_stages_,
-                       num_warps = num_warps_;
-};
+template <int block_m, int block_n, int num_stages, int num_warps>
+using ConfigOf = TilesOf<block_m, block_n, num_stages, num_warps>;
 
-using Bf16 = device::bf16;
-using Fp16 = device::fp16;
-using BottomRight = device::Causal<Align::bottom_right>;
-using WindowWithSinks = device::SlidingWindowWithSinks<Align::bottom_right>;
-
-class BackwardOnGpu : public testing::Test {
- protected:
-  // Only lends its memory.
-  TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
-
+struct Sm80Kernels {
   template <class Spec, class Config>
-  void expect(Case given, std::vector<Mask> masks, bool spoilt = false) {
-    expect<Spec, Config>(std::move(given), std::move(masks), [&](Workload& workload) {
-      if (spoilt) workload.spoil();
-    });
-  }
-  // change: of the inputs.
-  template <class Spec, class Config, class Change>
-    requires std::invocable<Change, Workload&>
-  void expect(Case given, std::vector<Mask> masks, const Change& change) {
-    constexpr bool bf16 = std::is_same_v<typename Spec::Element, Bf16>;
-    const auto floats = std::is_void_v<typename Spec::grad_dtype> ? std::nullopt : std::optional(DType::fp32);
-    given.spec = attention_spec(Operation::backward, bf16 ? DType::bf16 : DType::fp16, Spec::head_dim,
-                                std::move(masks),
-                                {.head_dim_v = Spec::head_dim_v,
-                                 .varlen = Spec::varlen,
-                                 .dropout = Spec::dropout,
-                                 .o_dtype = floats});
-    given.spec.grad_dtype = floats;
-    given.spec.deterministic = Spec::deterministic;
-    given.spec = with_offsets<Spec>(with_learned<Spec>(given.spec.validated()));
-    Workload workload(host, given);
-    change(workload);
-    workload.reset();
-    launch<Spec, Config>(workload.given(), workload.args());
-    EXPECT_TRUE(workload.check()) << "block_m " << Config::block_m << ", block_n " << Config::block_n << ", "
-                                  << Config::num_stages << " stages, " << Config::num_warps << " warps";
-  }
-
-  template <class Step>
-  static void run(const StepLaunch& launch, int threads, int shared_bytes, const Step& step) {
-    constexpr int not_a_number = 0xff;  // the value of every byte
-    gridDim.x = launch.grid.x;
-    gridDim.y = 1;
-    blockIdx.y = 0;
-    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
-      emulator::Block::run(threads, shared_bytes, not_a_number, step);
-  }
-
-  template <class Spec, class Config>
-  void launch(const Case& given, AttentionArgs args) {
+  static void launch(const Case& given, AttentionArgs args) {
     const KernelConfig config{Config::block_m, Config::block_n, Config::num_stages, Config::num_warps};
     const Target target = Target::parse("sm_90");
     ASSERT_EQ(misfit(given.spec, target, config), "");
     const PlannedWithoutCode planned(given.spec, target, config, 4);
     const PlannedKernel& kernel = planned.kernel();
     const OperationRuntime& operation = runtime_of(Operation::backward);
-    const auto bytes = static_cast<std::int64_t>(operation.workspace_bytes(kernel, given.shape()));
-    // It may hold anything.
-    std::vector<std::uint32_t> memory(static_cast<std::size_t>(bytes / 4 + 64), 0x7fc12345);
-    const auto address = (reinterpret_cast<std::uintptr_t>(memory.data()) + 255) / 256 * 256;
-    args.workspace = Tensor{.data = reinterpret_cast<void*>(address),
-                            .dtype = DType::int32,
-                            .device = {Device::Kind::cpu, 0},
-                            .rank = 1,
-                            .shape = {bytes / 4},
-                            .strides = {1}};
+    DirtyWorkspace workspace(operation.workspace_bytes(kernel, given.shape()));
+    args.workspace = workspace.view();
     Launch launch;
     operation.plan(kernel, args, launch);
     if (launch.size() == 0) return;
     ASSERT_EQ(launch.size(), learns<Spec> && Spec::deterministic ? 4u : 3u);
     const auto& p = params_for<BackwardParamsOf<Spec>>(launch[0]);
     constexpr int threads = Config::num_warps * 32;
-    run(launch[0], device::backward_threads, 0, [&] { device::backward_prepare<Spec, false>(p); });
+    run_grid(launch[0].grid, device::backward_threads, 0, [&] { device::backward_prepare<Spec, false>(p); });
     constexpr device::CudaBackwardLayout layout{Spec::head_dim,     Spec::head_dim_v,   Config::block_m,
                                                 Config::block_n,    Config::num_stages, Spec::dropout,
                                                 Spec::deterministic};
-    run(launch[1], threads, layout.end, [&] { device::backward_sm80<Spec, Config>(p); });
+    run_grid(launch[1].grid, threads, layout.end, [&] { device::backward_sm80<Spec, Config>(p); });
     if constexpr (Spec::deterministic) {
       constexpr device::CudaBackwardDqLayout dq{Spec::head_dim,
                                                 Spec::head_dim_v,
@@ -138,16 +50,17 @@ class BackwardOnGpu : public testing::Test {
                                                 device::backward_dq_keys(Spec::head_dim, Spec::head_dim_v),
                                                 2,
                                                 Spec::dropout};
-      run(launch[2], threads, dq.end, [&] { device::backward_dq_sm80<Spec, Config>(p); });
+      run_grid(launch[2].grid, threads, dq.end, [&] { device::backward_dq_sm80<Spec, Config>(p); });
       if constexpr (learns<Spec>)
-        run(launch[3], device::backward_threads, device::backward_sinks_shared,
-            [&] { device::backward_tables<Spec>(p); });
+        run_grid(launch[3].grid, device::backward_threads, device::backward_sinks_shared,
+                 [&] { device::backward_tables<Spec>(p); });
     } else {
-      run(launch[2], device::backward_threads, device::backward_sinks_shared,
-          [&] { device::backward_finish<Spec, false>(p); });
+      run_grid(launch[2].grid, device::backward_threads, device::backward_sinks_shared,
+               [&] { device::backward_finish<Spec, false>(p); });
     }
   }
 };
+using BackwardOnGpu = EmulatedBackward<Sm80Kernels>;
 
 TEST_F(BackwardOnGpu, LengthsAroundTileEdges) {
   std::uint64_t seed = 0;
@@ -173,7 +86,7 @@ TEST_F(BackwardOnGpu, Tiles) {
   expect<SpecOf<Bf16, 16, 16, BottomRight>, ConfigOf<128, 256, 1, 8>>(c, {CausalMask{}});
   expect<SpecOf<Bf16, 192, 128, BottomRight>, ConfigOf<32, 64, 2, 8>>(c, {CausalMask{}});
   expect<SpecOf<Fp16, 200, 256>, ConfigOf<32, 64, 1, 8>>(c, {});
-  expect<Deterministic<Dropping<SpecOf<Bf16, 256, 256, device::Padding, device::Tree>>>,
+  expect<Deterministic<WithDropout<SpecOf<Bf16, 256, 256, device::Padding, device::Tree>>>,
          ConfigOf<32, 32, 1, 4>>(c, {PaddingMask{}, TreeMask{}});
   expect<Deterministic<SpecOf<Fp16, 256, 200>>, ConfigOf<32, 64, 1, 8>>(c, {});
 }
@@ -190,13 +103,13 @@ TEST_F(BackwardOnGpu, MasksAndDropout) {
                  .poison = poison,
                  .seed = ++seed};
     using Config = ConfigOf<32, 64, 2, 4>;
-    expect<Dropping<SpecOf<Bf16, 16, 24, device::Padding, BottomRight>>, Config>(
+    expect<WithDropout<SpecOf<Bf16, 16, 24, device::Padding, BottomRight>>, Config>(
         c, {CausalMask{}, PaddingMask{}});
     expect<SpecOf<Bf16, 16, 16, WindowWithSinks>, Config>(c, {SlidingWindowMask{.sinks = true}});
     expect<SpecOf<Fp16, 16, 16, device::Padding>, Config>(c, {PaddingMask{}});
     expect<SpecOf<Fp16, 16, 16, device::Padding, device::BlockSparse<32, 64, true>>, ConfigOf<32, 128, 2, 4>>(
         c, {PaddingMask{}, BlockSparseMask{.block_m = 32, .block_n = 64, .per_head = true}});
-    expect<Deterministic<Dropping<SpecOf<Bf16, 16, 16, device::Padding, device::Tree>>>, Config>(
+    expect<Deterministic<WithDropout<SpecOf<Bf16, 16, 16, device::Padding, device::Tree>>>, Config>(
         c, {PaddingMask{}, TreeMask{}});
   }
 }
@@ -205,8 +118,8 @@ TEST_F(BackwardOnGpu, DropoutOfMostWeightsAndOfAll) {
   Case c{.heads_q = 2, .heads_kv = 1, .seqlen_q = 100, .seqlen_k = 200};
   for (const double p : {0.99, 1.0}) {
     c.dropout_p = p;
-    expect<Dropping<SpecOf<Bf16, 64, 64, BottomRight>>, ConfigOf<64, 128, 2, 4>>(c, {CausalMask{}});
-    expect<Dropping<SpecOf<Fp16, 64, 64, BottomRight>>, ConfigOf<64, 128, 2, 4>>(c, {CausalMask{}});
+    expect<WithDropout<SpecOf<Bf16, 64, 64, BottomRight>>, ConfigOf<64, 128, 2, 4>>(c, {CausalMask{}});
+    expect<WithDropout<SpecOf<Fp16, 64, 64, BottomRight>>, ConfigOf<64, 128, 2, 4>>(c, {CausalMask{}});
   }
 }
 
@@ -218,10 +131,10 @@ TEST_F(BackwardOnGpu, Formulas) {
   using Config = ConfigOf<32, 64, 2, 4>;
   expect<WithLearned<Plain, true, true>, Config>(c, {});
   ++c.seed;
-  expect<WithLearned<Deterministic<Dropping<SpecOf<Fp16, 16, 16, BottomRight>>>, false, true>, Config>(
+  expect<WithLearned<Deterministic<WithDropout<SpecOf<Fp16, 16, 16, BottomRight>>>, false, true>, Config>(
       c, {CausalMask{}});
   ++c.seed;
-  expect<WithShift<Dropping<SpecOf<Fp16, 24, 16, device::Padding>>>, Config>(c, {PaddingMask{}});
+  expect<WithShift<WithDropout<SpecOf<Fp16, 24, 16, device::Padding>>>, Config>(c, {PaddingMask{}});
   ++c.seed;
   expect<WithLearned<SpecOf<Fp16, 72, 16, device::BlockSparse<32, 64, true>>, false, false>,
          ConfigOf<32, 64, 2, 8>>(c, {BlockSparseMask{.block_m = 32, .block_n = 64, .per_head = true}});
@@ -253,7 +166,7 @@ TEST_F(BackwardOnGpu, FarScores) {
   expect<SpecOf<Bf16, 24, 40, BottomRight>, Config>(c, causal);
   c.softmax_scale = 400;
   expect<SpecOf<Fp16, 24, 24>, Config>(c, {}, double_keys);
-  expect<Dropping<SpecOf<Fp16, 40, 24, device::BlockSparse<16, 32, true>>>, ConfigOf<64, 128, 2, 8>>(
+  expect<WithDropout<SpecOf<Fp16, 40, 24, device::BlockSparse<16, 32, true>>>, ConfigOf<64, 128, 2, 8>>(
       c, {BlockSparseMask{16, 32, true}});
   c.softmax_scale = 1e5f;
   expect<Deterministic<SpecOf<Fp16, 24, 24, BottomRight>>, Config>(c, causal);
@@ -300,8 +213,8 @@ TEST_F(BackwardOnGpu, DroppedPairsHideNotANumber) {
   expect<SpecOf<Bf16, 72, 16, BottomRight, BlockSparse<32, 16, false>>, ConfigOf<32, 64, 2, 8>>(
       c, {CausalMask{}, BlockSparseMask{32, 16}}, true);
   ++c.seed;
-  expect<Dropping<SpecOf<Bf16, 24, 16, device::Padding, BlockSparse<64, 64, false>>>, ConfigOf<32, 64, 2, 4>>(
-      c, {PaddingMask{}, BlockSparseMask{64, 64}}, true);
+  expect<WithDropout<SpecOf<Bf16, 24, 16, device::Padding, BlockSparse<64, 64, false>>>,
+         ConfigOf<32, 64, 2, 4>>(c, {PaddingMask{}, BlockSparseMask{64, 64}}, true);
 }
 
 // The formula of runtime/semantics.md.
@@ -340,13 +253,13 @@ TEST_F(BackwardOnGpu, PackedSequencesAndFloats) {
   using Config = ConfigOf<32, 64, 2, 4>;
   expect<Packed<SpecOf<Bf16, 16, 24, BottomRight>>, Config>(c, {CausalMask{}});
   expect<WithFloats<Packed<SpecOf<Fp16, 24, 16, BottomRight>>>, Config>(c, {CausalMask{}});
-  expect<WithFloats<Deterministic<Dropping<Packed<SpecOf<Fp16, 16, 16>>>>>, Config>(c, {});
+  expect<WithFloats<Deterministic<WithDropout<Packed<SpecOf<Fp16, 16, 16>>>>>, Config>(c, {});
 }
 
 TEST_F(BackwardOnGpu, Shards) {
   using Params = device::CudaBackwardParams;
   Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 90, .seqlen_k = 130};
-  using Base = Dropping<SpecOf<Bf16, 24, 40>>;
+  using Base = WithDropout<SpecOf<Bf16, 24, 40>>;
   c.seed = 800 + sample_seed() % 50;
   using Causal = device::Causal<Align::top_left>;
   expect<WithShard<Base, Params, Causal>, ConfigOf<32, 64, 2, 4>>(c, {CausalMask{}});

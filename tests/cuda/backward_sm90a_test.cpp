@@ -1,102 +1,37 @@
 // The sm_90a backward's own code on the host, thread by thread (emulator/emulator.hpp), against the float64
 // oracle: rows, heads, lengths, masks and dropout without a GPU.
-#include <gtest/gtest.h>
-
-#include <concepts>
 #include <cstring>
 #include <limits>
 #include <tuple>
 
 #include "cuda/backward_sm90a.cuh"
 #include "cuda/backward_sm90a_dq.cuh"
-#include "runtime/operation.hpp"
 #include "shared/backward_cpu_params.h"
-#include "shared/block_sparse.h"
-#include "shared/sliding_window.h"
-#include "shared/tree.h"
-#include "tests/cuda/far_rows.hpp"
-#include "tests/cuda/learned_specs.hpp"
-#include "tests/numerics/specs.hpp"
-#include "tests/support/planned_kernel.hpp"
-#include "tests/support/workload.hpp"
+#include "tests/cuda/emulated_backward.hpp"
 #include "tools/verify/random_tensor.hpp"
 
 namespace flashjit::testing_support {
 namespace {
 
-using device::Align;
-using device::i64;
-
-// Spec and Config of a kernel, like those that render() writes.
-template <class Element_, int head_dim_, int head_dim_v_, bool varlen_, class... Masks>
-struct SpecOf : device::BackwardCudaSpec {
-  using Element = Element_;
-  using Mask = device::Intersect<device::Bounds, Masks...>;
-  static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
+template <class Element, int head_dim, int head_dim_v, bool varlen_, class... Masks>
+struct SpecOf : AttentionOf<device::BackwardCudaSpec, Element, head_dim, head_dim_v, Masks...> {
   static constexpr bool varlen = varlen_;
-};
-template <class Spec>
-struct WithDropout : Spec {
-  static constexpr bool dropout = true;
 };
 template <class Spec>
 struct WithFloatGradients : Spec {
   using grad_dtype = float;
 };
-template <class Spec>
-struct Deterministic : Spec {
-  static constexpr bool deterministic = true;
-};
-template <int block_m_, int num_stages_>
-struct ConfigOf {
-  static constexpr int block_m = block_m_, block_n = 128, num_stages = num_stages_, num_warps = 12;
-};
+template <int block_m, int num_stages>
+using ConfigOf = TilesOf<block_m, 128, num_stages, 12>;
 template <class Spec, class Config>
 struct Emulated : Config {
   using Products = device::EmulatedBackwardProducts<Spec, Config>;
   using DqProducts = device::EmulatedDqProducts<Spec>;
 };
 
-template <class Step>
-void run_grid(i64 blocks, int threads, int shared_bytes, const Step& step) {
-  constexpr int not_a_number = 0xff;  // the value of every byte
-  gridDim = {static_cast<unsigned>(blocks), 1};
-  for (blockIdx = {0, 0}; blockIdx.x < gridDim.x; ++blockIdx.x)
-    emulator::Block::run(threads, shared_bytes, not_a_number, step);
-}
-
-class BackwardSm90a : public testing::Test {
- protected:
-  // Only lends its memory.
-  TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
-
+struct Sm90aKernels {
   template <class Spec, class Config>
-  void expect(Case given, std::vector<Mask> masks, bool spoilt = false) {
-    expect<Spec, Config>(std::move(given), std::move(masks), [&](Workload& workload) {
-      if (spoilt) workload.spoil();
-    });
-  }
-  // change: of the inputs.
-  template <class Spec, class Config, class Change>
-    requires std::invocable<Change, Workload&>
-  void expect(Case given, std::vector<Mask> masks, const Change& change) {
-    constexpr bool bf16 = std::is_same_v<typename Spec::Element, device::bf16>;
-    given.spec = attention_spec(
-        Operation::backward, bf16 ? DType::bf16 : DType::fp16, Spec::head_dim, std::move(masks),
-        {.head_dim_v = Spec::head_dim_v, .varlen = Spec::varlen, .dropout = Spec::dropout});
-    given.spec.deterministic = Spec::deterministic;
-    if (!std::is_void_v<typename Spec::grad_dtype>) given.spec.grad_dtype = DType::fp32;
-    given.spec = with_offsets<Spec>(with_learned<Spec>(given.spec.validated()));
-    Workload workload(host, given);
-    change(workload);
-    workload.reset();
-    launch<Spec, Config>(workload.given(), workload.args());
-    EXPECT_TRUE(workload.check()) << "block_m " << Config::block_m << ", block_n " << Config::block_n
-                                  << ", deterministic " << Spec::deterministic;
-  }
-
-  template <class Spec, class Config>
-  void launch(const Case& given, AttentionArgs args) {
+  static void launch(const Case& given, AttentionArgs args) {
     using device::BackwardSums;
     constexpr bool divides_sums = device::backward_divides_sums(Spec::head_dim, Spec::head_dim_v);
     const auto shared_memory = [](int num_stages, BackwardSums sums) {
@@ -230,15 +165,8 @@ class BackwardSm90a : public testing::Test {
     const PlannedWithoutCode planned(given.spec, target, config, 1);
     const PlannedKernel& kernel = planned.kernel();
     const OperationRuntime& operation = runtime_of(Operation::backward);
-    const auto bytes = static_cast<std::int64_t>(operation.workspace_bytes(kernel, given.shape()));
-    std::vector<char> memory(static_cast<std::size_t>(bytes) + 64);
-    const auto address = (reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64;
-    args.workspace = Tensor{.data = reinterpret_cast<void*>(address),
-                            .dtype = DType::int32,
-                            .device = {Device::Kind::cpu, 0},
-                            .rank = 1,
-                            .shape = {(bytes + 3) / 4},
-                            .strides = {1}};
+    DirtyWorkspace workspace(operation.workspace_bytes(kernel, given.shape()));
+    args.workspace = workspace.view();
     Launch launch;
     operation.plan(kernel, args, launch);
     if (launch.size() == 0) return;
@@ -253,14 +181,7 @@ class BackwardSm90a : public testing::Test {
     }
   }
 };
-
-using Bf16 = device::bf16;
-using Fp16 = device::fp16;
-using enum CausalAlign;
-using BottomRight = device::Causal<Align::bottom_right>;
-using TopLeft = device::Causal<Align::top_left>;
-
-using Window = device::SlidingWindow<Align::bottom_right>;
+using BackwardSm90a = EmulatedBackward<Sm90aKernels>;
 
 // Formulas with and without derivatives, what they learn, and masks that are tested or intervals: beside the
 // heads of a group, dropout, packed sequences, block lists, and with dQ by its own kernel.

@@ -8,11 +8,6 @@
 namespace flashjit::testing_support {
 namespace {
 
-template <class Spec>
-struct WithOwnBits : Spec {
-  static constexpr bool batch_invariant = true;
-};
-
 // Cuts with and without later rows, alone and among others.
 std::vector<Batch> batches_of(int position) {
   return {{{1}, 0, {}, 16},
@@ -30,7 +25,7 @@ class BatchInvariantSm90a : public ForwardSm90a {
     const int position = std::max({Configs::block_n...}) + 3;
     std::vector<std::byte> expected;
     for (const Batch& batch : batches_of(position)) {
-      Case given = case_of(with_spec<WithOwnBits<Spec>>({}, masks).spec, batch, position);
+      Case given = case_of(with_spec<Invariant<Spec>>({}, masks).spec, batch, position);
       given.masks =
           verify::MaskDataOptions{.window_left = 130, .window_right = 0, .lengths_k = given.lengths_k};
       // Some scores are near 0, others not; slopes leave weight to far keys.
@@ -45,7 +40,7 @@ class BatchInvariantSm90a : public ForwardSm90a {
         SCOPED_TRACE(given.str() + " by tiles of " + std::to_string(Config::block_m) +
                      (Config::pack_gqa ? " packed rows" : " rows"));
         workload.reset();
-        launch<WithOwnBits<Spec>, Config>(given.spec, workload.args(), not_a_number);
+        launch<Invariant<Spec>, Config>(given.spec, workload.args(), not_a_number);
         ASSERT_TRUE(workload.check());
         const std::vector<std::byte> bits = bits_of_row(workload, batch);
         if (expected.empty()) expected = bits;

@@ -2,12 +2,11 @@
 // oracle.
 #include "cuda/block_lists.cuh"
 
-#include <gtest/gtest.h>
-
 #include "codegen/families/search_space.hpp"
 #include "cuda/formula.cuh"
 #include "runtime/operation.hpp"
 #include "shared/sliding_window.h"
+#include "tests/cuda/emulated.hpp"
 #include "tests/cuda/listed_specs.hpp"
 #include "tests/support/planned_kernel.hpp"
 #include "tests/support/workload.hpp"
@@ -59,16 +58,8 @@ struct Windows : device::BlockListsCudaSpec {
   }
 };
 
-template <int num_warps_>
-struct ConfigOf {
-  static constexpr int num_warps = num_warps_;
-};
-
-class BlockListsOnGpu : public testing::Test {
+class BlockListsOnGpu : public EmulatorTest {
  protected:
-  // Only lends its memory.
-  TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
-
   template <class Spec, int num_warps>
   void expect(Case c) {
     c.spec = Spec::add_to({.op = Operation::make_block_lists, .dtype = DType::bf16, .head_dim = 64});
@@ -78,21 +69,17 @@ class BlockListsOnGpu : public testing::Test {
     ASSERT_EQ(misfit(c.spec, target, config), "");
     const PlannedWithoutCode planned(c.spec, target, config, 5);
     const PlannedKernel& kernel = planned.kernel();
-    Shape shape = c.shape();
-    std::vector<std::byte> memory(runtime_of(c.spec.op).workspace_bytes(kernel, shape) + 64, std::byte{0xff});
+    DirtyWorkspace workspace(runtime_of(c.spec.op).workspace_bytes(kernel, c.shape()));
     AttentionArgs args = workload.args();
-    void* aligned = memory.data();
-    std::size_t room = memory.size();
-    ASSERT_TRUE(std::align(64, room - 64, aligned, room));
-    args.workspace = Tensor::contiguous(aligned, DType::int8, {}, {static_cast<std::int64_t>(room)});
+    args.workspace = workspace.view();
     Launch launch;
     runtime_of(c.spec.op).plan(kernel, args, launch);
     ASSERT_EQ(launch.size(), 2u);
     EXPECT_THROW(params_for<device::WithGradients<Params>>(launch[0]), std::logic_error);
     workload.reset();
-    run<num_warps>(launch[0], [](const Params& p) { device::find_blocks<Spec, ConfigOf<num_warps>>(p); });
+    run<num_warps>(launch[0], [](const Params& p) { device::find_blocks<Spec, WarpsOf<num_warps>>(p); });
     run<device::block_lists_write_warps>(
-        launch[1], [](const Params& p) { device::write_blocks<Spec, ConfigOf<num_warps>>(p); });
+        launch[1], [](const Params& p) { device::write_blocks<Spec, WarpsOf<num_warps>>(p); });
     EXPECT_TRUE(workload.check());
   }
 
@@ -100,11 +87,7 @@ class BlockListsOnGpu : public testing::Test {
   template <int num_warps, class Kernel>
   static void run(const StepLaunch& step, const Kernel& kernel) {
     const auto& p = params_for<Params>(step);
-    gridDim = {step.grid.x, step.grid.y};
-    for (unsigned i = 0; i < gridDim.x * gridDim.y; ++i) {
-      blockIdx = {i % gridDim.x, i / gridDim.x};
-      emulator::Block::run(num_warps * 32, 64, 0xff, [&] { kernel(p); });
-    }
+    run_grid(step.grid, num_warps * 32, 64, [&] { kernel(p); });
   }
 };
 

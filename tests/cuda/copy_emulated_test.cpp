@@ -1,9 +1,8 @@
 // The GPU's copy_kv on the host, thread by thread (emulator/emulator.hpp): each copied row has the bytes of
 // its source.
-#include <gtest/gtest.h>
-
 #include "cuda/copy.cuh"
 #include "runtime/operation.hpp"
+#include "tests/cuda/emulated.hpp"
 #include "tests/support/copy_problem.hpp"
 #include "tests/support/planned_kernel.hpp"
 
@@ -12,37 +11,22 @@ namespace {
 
 using From = CopyCase::From;
 
-template <class Element_, int head_dim_, int head_dim_v_>
-struct SpecOf : device::CopyCudaSpec {
-  using Element = Element_;
-  static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
-};
+template <class Element, int head_dim, int head_dim_v>
+using SpecOf = HeadsOf<device::CopyCudaSpec, Element, head_dim, head_dim_v>;
 template <class Spec, class KvElement, KvScale scale>
 struct Storing : Spec {
   using kv_dtype = KvElement;
   static constexpr device::KvScale kv_scale =
       scale == KvScale::token_head ? device::KvScale::token_head : device::KvScale::tensor;
 };
-template <class Spec>
-struct Latent : Spec {
-  static constexpr bool v_in_k = true;
-};
-template <int num_warps_>
-struct ConfigOf {
-  static constexpr int num_warps = num_warps_;
-};
-
-class CopyOnGpu : public testing::Test {
+class CopyOnGpu : public EmulatorTest {
  protected:
-  // Only lends its memory.
-  TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
-
   template <class Spec, int num_warps>
   void expect(CopyCase c) {
     c.head_dim = Spec::head_dim;
     c.head_dim_v = Spec::head_dim_v;
     c.v_in_k = Spec::v_in_k;
-    c.dtype = std::is_same_v<typename Spec::Element, device::bf16> ? DType::bf16 : DType::fp32;
+    c.dtype = dtype_of<typename Spec::Element>;
     if constexpr (!std::is_void_v<typename Spec::kv_dtype>) {
       c.kv_dtype = DType::fp8_e4m3;
       c.kv_scale = static_cast<KvScale>(Spec::kv_scale);
@@ -59,19 +43,12 @@ class CopyOnGpu : public testing::Test {
     EXPECT_EQ(launch[0].grid.x > 0, c.from != From::others)
         << "rows are gathered where they may be overwritten";
     for (std::size_t i = 0; i < launch.size(); ++i)
-      if (launch[i].grid.x > 0)
-        run<Spec, num_warps>(launch[i].grid, params_for<device::CudaCopyParams>(launch[i]));
+      if (launch[i].grid.x > 0) {
+        const auto& p = params_for<device::CudaCopyParams>(launch[i]);
+        run_grid(launch[i].grid, num_warps * 32, 0, [&] { device::copy_rows<Spec, WarpsOf<num_warps>>(p); });
+      }
     EXPECT_TRUE(problem.check()) << num_warps << " warps";
     EXPECT_GT(problem.copied(), 0) << c.str();
-  }
-
- private:
-  template <class Spec, int num_warps>
-  static void run(const Grid& grid, const device::CudaCopyParams& p) {
-    gridDim.x = grid.x;
-    gridDim.y = blockIdx.y = 0;
-    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
-      emulator::Block::run(num_warps * 32, 0, 0xff, [&] { device::copy_rows<Spec, ConfigOf<num_warps>>(p); });
   }
 };
 
@@ -89,8 +66,8 @@ TEST_F(CopyOnGpu, RowsOfAnyWidth) {
       expect<Storing<SpecOf<bf16, 128, 64>, fp8_e4m3, KvScale::tensor>, 4>(c);
       expect<Storing<SpecOf<bf16, 24, 40>, fp8_e4m3, KvScale::token_head>, 2>(c);
       expect<Storing<SpecOf<bf16, 576, 512>, fp8_e4m3, KvScale::token_head>, 4>(c);
-      expect<Latent<SpecOf<bf16, 72, 40>>, 4>(c);
-      expect<Latent<Storing<SpecOf<bf16, 576, 512>, fp8_e4m3, KvScale::token_head>>, 4>(c);
+      expect<ValuesInKeys<SpecOf<bf16, 72, 40>>, 4>(c);
+      expect<ValuesInKeys<Storing<SpecOf<bf16, 576, 512>, fp8_e4m3, KvScale::token_head>>, 4>(c);
     }
 }
 

@@ -7,58 +7,35 @@
 #include "cuda/quantised_tile.cuh"
 #undef shared_memory
 
-#include <gtest/gtest.h>
-
 #include "codegen/families/search_space.hpp"
 #include "runtime/arguments/attention.hpp"
 #include "runtime/cuda/tile_plan.hpp"
 #include "runtime/step_params.hpp"
-#include "shared/block_sparse.h"
-#include "shared/sliding_window.h"
-#include "shared/tree.h"
+#include "tests/cuda/emulated_attention.hpp"
 #include "tests/cuda/formula_specs.hpp"
 #include "tests/cuda/kv_specs.hpp"
 #include "tests/cuda/listed_specs.hpp"
 #include "tests/cuda/offset_specs.hpp"
-#include "tests/numerics/specs.hpp"
 #include "tests/support/planned_kernel.hpp"
 #include "tests/support/row_in_batches.hpp"
-#include "tests/support/workload.hpp"
 
 namespace flashjit::testing_support {
 namespace {
 
-using device::Align;
-
-template <class Element_, int head_dim_, int head_dim_v_, bool paged_, bool varlen_, class... Masks>
-struct SpecOf : device::ForwardSm80Spec {
-  using Element = Element_;
-  using Mask = device::Intersect<device::Bounds, Masks...>;
-  static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
+template <class Element, int head_dim, int head_dim_v, bool paged_, bool varlen_, class... Masks>
+struct SpecOf : AttentionOf<device::ForwardSm80Spec, Element, head_dim, head_dim_v, Masks...> {
   static constexpr bool paged = paged_, varlen = varlen_;
 };
-template <int block_n_, int num_stages_, int block_m_ = 64, int num_warps_ = 4>
-struct ConfigOf {
-  static constexpr int block_m = block_m_, block_n = block_n_, num_stages = num_stages_,
-                       num_warps = num_warps_;
-};
-template <class Spec>
-struct WithOwnBits : Spec {
-  static constexpr bool batch_invariant = true;
-};
+template <int block_n, int num_stages, int block_m = 64, int num_warps = 4>
+using ConfigOf = TilesOf<block_m, block_n, num_stages, num_warps>;
 
 using FormulaParams = device::WithFormulas<device::Paged<device::Sm80ForwardParams>>;
 
-class ForwardSm80 : public testing::Test {
+class ForwardSm80 : public EmulatorTest {
  protected:
-  // Only lends its memory.
-  TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
-
   template <class Spec, class Config>
   void expect(Case given, std::vector<Mask> masks) {
-    constexpr bool bf16 = std::is_same_v<typename Spec::Element, device::bf16>;
-    given.spec = forward_spec(bf16 ? DType::bf16 : DType::fp16, Spec::head_dim, std::move(masks),
-                              {.head_dim_v = Spec::head_dim_v, .varlen = Spec::varlen, .paged = Spec::paged});
+    given.spec = spec_of<Spec>(Operation::forward, std::move(masks));
     given.spec = with_offsets<Spec>(with_formulas<Spec>(with_kv<Spec>(given.spec)));
     if (!Spec::paged) given.page_size = 0;
     Workload workload(host, given);
@@ -70,17 +47,11 @@ class ForwardSm80 : public testing::Test {
   // With lists of the spec's own masks, against attention of the masks alone.
   template <class Spec, class Config>
   void expect_listed(Case given) {
-    given.spec =
-        with_formulas<Spec>(forward_spec(DType::bf16, Spec::head_dim, {}, {.head_dim_v = Spec::head_dim_v}));
+    given.spec = with_formulas<Spec>(spec_of<Spec>(Operation::forward, {}));
     Workload workload(host, given);
-    AttentionArgs args = workload.args();
-    MaskTables lists = set_lists_of_masks(workload.given().spec, args);
-    workload.reset();
-    launch<Spec, Config>(workload.given().spec, args);
-    ASSERT_TRUE(workload.fetch());
-    const verify::Report report =
-        verify::verify_outputs(without_lists(workload.given().spec), workload.host_args());
-    EXPECT_TRUE(report.ok()) << report.str();
+    expect_attention_of_masks(workload, [&](const AttentionSpec& spec, const AttentionArgs& args) {
+      launch<Spec, Config>(spec, args);
+    });
   }
 
   // A row has the same bits in any cut of its prompt, among any neighbours, by any tile.
@@ -98,7 +69,7 @@ class ForwardSm80 : public testing::Test {
       const auto launch_by = [&]<class Config>(Config) {
         SCOPED_TRACE(workload.given().str() + " by tiles of " + std::to_string(Config::block_m));
         workload.reset();
-        launch<WithOwnBits<Spec>, Config>(workload.given().spec, workload.args());
+        launch<Invariant<Spec>, Config>(workload.given().spec, workload.args());
         ASSERT_TRUE(workload.check());
         const std::vector<std::byte> bits = bits_of_row(workload, batch);
         if (expected.empty()) expected = bits;
@@ -128,7 +99,7 @@ class ForwardSm80 : public testing::Test {
          .kv_scales = if_any(checked.kv_scales),
          .offsets = if_any(checked.offsets)});
     p.pages = checked.pages;
-    gridDim = {cuda::plan_tiles(spec, config, 5, p).x, 1};
+    const Grid grid = cuda::plan_tiles(spec, config, 5, p);
     constexpr int shared_bytes =
         quantised<Spec>
             ? device::cuda_quantised_forward_shared_memory(Spec::head_dim, Spec::head_dim_v, Config::block_m,
@@ -136,18 +107,10 @@ class ForwardSm80 : public testing::Test {
                                                            Spec::kv_scale == device::KvScale::token_head)
             : device::cuda_forward_shared_memory(Spec::head_dim, Spec::head_dim_v, Config::block_m,
                                                  Config::block_n, Config::num_stages, false);
-    for (blockIdx = {0, 0}; blockIdx.x < gridDim.x; ++blockIdx.x)
-      emulator::Block::run(Config::num_warps * 32, shared_bytes, 0xff,
-                           [&] { device::forward_sm80<Spec, Config>(p); });
+    run_grid(Grid{grid.x}, Config::num_warps * 32, shared_bytes,
+             [&] { device::forward_sm80<Spec, Config>(p); });
   }
 };
-
-using Bf16 = device::bf16;
-using Fp16 = device::fp16;
-using enum CausalAlign;
-using BottomRight = device::Causal<Align::bottom_right>;
-using Window = device::SlidingWindow<Align::bottom_right>;
-using WindowWithSinks = device::SlidingWindowWithSinks<Align::bottom_right>;
 
 TEST_F(ForwardSm80, BatchInvariantBits) {
   expect_same_bits<SpecOf<Bf16, 64, 64, false, false, BottomRight>, ConfigOf<64, 2>, ConfigOf<64, 1, 128>,

@@ -2,8 +2,6 @@
 // with the float64 oracle.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <numeric>
 
 #include "codegen/families/search_space.hpp"
@@ -12,47 +10,25 @@
 #include "runtime/arguments/attention.hpp"
 #include "runtime/cuda/tile_plan.hpp"
 #include "runtime/step_params.hpp"
-#include "shared/block_sparse.h"
-#include "shared/sliding_window.h"
-#include "shared/tree.h"
+#include "tests/cuda/emulated_attention.hpp"
 #include "tests/cuda/formula_specs.hpp"
 #include "tests/cuda/kv_specs.hpp"
 #include "tests/cuda/listed_specs.hpp"
 #include "tests/cuda/offset_specs.hpp"
-#include "tests/numerics/specs.hpp"
 #include "tests/support/far_scores.hpp"
 #include "tests/support/planned_kernel.hpp"
-#include "tests/support/workload.hpp"
 #include "tools/verify/element.hpp"
 #include "tools/verify/random_tensor.hpp"
 
 namespace flashjit::testing_support {
 
-using device::Align;
-
-// Spec and Config of a kernel, like those that render() writes.
-template <class Element_, int head_dim_, int head_dim_v_, bool varlen_, class... Masks>
-struct SpecOf : device::ForwardSm90aSpec {
-  using Element = Element_;
-  using Mask = device::Intersect<device::Bounds, Masks...>;
-  static constexpr int head_dim = head_dim_, head_dim_v = head_dim_v_;
+template <class Element, int head_dim, int head_dim_v, bool varlen_, class... Masks>
+struct SpecOf : AttentionOf<device::ForwardSm90aSpec, Element, head_dim, head_dim_v, Masks...> {
   static constexpr bool varlen = varlen_;
-};
-template <class Spec>
-struct WithDropout : Spec {
-  static constexpr bool dropout = true;
 };
 template <class Spec>
 struct WithPages : Spec {
   static constexpr bool paged = true;
-};
-template <class Spec>
-struct WithValuesInKeys : Spec {
-  static constexpr bool v_in_k = true;
-};
-template <class Spec>
-struct WithFloatOutput : Spec {
-  using o_dtype = float;
 };
 template <int block_m_, int block_n_, bool q_in_registers_, bool pack_gqa_,
           device::TileOrder tile_order_ = device::TileOrder::heads>
@@ -118,8 +94,6 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage, i
   const Grid grid =
       cuda::plan_tiles(spec, config, multiprocessors, parts > 0 ? workspace.data() : nullptr, p, parts);
   ASSERT_EQ(p.parts, std::max(parts, 1));
-  gridDim.x = grid.x;
-  gridDim.y = grid.y;
   const cuda::TensorMapShapes shapes = cuda::tensor_map_shapes(spec, config, p);
   device::ForwardMaps maps;
   const auto describe = [](const device::TensorView& tensor, const cuda::TensorMapShape& shape,
@@ -135,43 +109,20 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage, i
   describe(p.k, shapes.k, maps.k, quantised<Spec> ? 1 : 2);
   describe(p.v, shapes.v, maps.v, quantised<Spec> ? 1 : 2);
   constexpr int shared_bytes = device::Sm90aShared<Spec, Config>::layout.end;
-  for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
-    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
-      emulator::Block::run(Config::num_warps * 32, shared_bytes, garbage,
-                           [&] { device::forward_sm90a<Spec, Emulated<Spec, Config>>(p, maps); });
+  run_grid(
+      grid, Config::num_warps * 32, shared_bytes,
+      [&] { device::forward_sm90a<Spec, Emulated<Spec, Config>>(p, maps); }, garbage);
   if (p.parts == 1) return;
-  const Grid merge = cuda::merge_grid(spec, config, p);
-  gridDim.x = merge.x;
-  gridDim.y = merge.y;
-  gridDim.z = merge.z;
-  for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)
-    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
-      for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
-        emulator::Block::run(device::forward_merge_threads, 0, garbage,
-                             [&] { device::forward_sm90a_merge<Spec, Emulated<Spec, Config>>(p); });
-  blockIdx.z = 0;
+  run_grid(
+      cuda::merge_grid(spec, config, p), device::forward_merge_threads, 0,
+      [&] { device::forward_sm90a_merge<Spec, Emulated<Spec, Config>>(p); }, garbage);
 }
 
-inline constexpr int not_a_number = 0xff;  // the value of every byte
-
-class ForwardSm90a : public testing::Test {
+class ForwardSm90a : public EmulatorTest {
  protected:
-  // Only lends its memory.
-  TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
-
   template <class Spec>
   static Case with_spec(Case given, std::vector<Mask> masks) {
-    constexpr bool bf16 = std::is_same_v<typename Spec::Element, device::bf16>;
-    const auto o_dtype = std::is_void_v<typename Spec::o_dtype> ? std::nullopt : std::optional(DType::fp32);
-    given.spec = forward_spec(bf16 ? DType::bf16 : DType::fp16, Spec::head_dim, std::move(masks),
-                              {.head_dim_v = Spec::head_dim_v,
-                               .lse = Spec::lse,
-                               .varlen = Spec::varlen,
-                               .dropout = Spec::dropout,
-                               .o_dtype = o_dtype,
-                               .paged = Spec::paged,
-                               .v_in_k = Spec::v_in_k,
-                               .batch_invariant = Spec::batch_invariant});
+    given.spec = spec_of<Spec>(Operation::forward, std::move(masks));
     given.spec = with_offsets<Spec>(with_formulas<Spec>(with_kv<Spec>(given.spec)));
     return given;
   }
@@ -186,14 +137,9 @@ class ForwardSm90a : public testing::Test {
   template <class Spec, class Config>
   void expect_listed(Case given, int parts = 0) {
     Workload workload(host, with_spec<Spec>(given, {}));
-    AttentionArgs args = workload.args();
-    MaskTables lists = set_lists_of_masks(workload.given().spec, args);
-    workload.reset();
-    launch<Spec, Config>(workload.given().spec, args, not_a_number, parts);
-    ASSERT_TRUE(workload.fetch());
-    const verify::Report report =
-        verify::verify_outputs(without_lists(workload.given().spec), workload.host_args());
-    EXPECT_TRUE(report.ok()) << report.str();
+    expect_attention_of_masks(workload, [&](const AttentionSpec& spec, const AttentionArgs& args) {
+      launch<Spec, Config>(spec, args, not_a_number, parts);
+    });
   }
 
   // Numbers of query heads for each key/value head: one, powers
@@ -220,12 +166,6 @@ class ForwardSm90a : public testing::Test {
   }
 };
 
-using Bf16 = device::bf16;
-using Fp16 = device::fp16;
-using enum CausalAlign;
 using device::TileOrder::sections;
 using device::TileOrder::waves;
-using BottomRight = device::Causal<Align::bottom_right>;
-using TopLeft = device::Causal<Align::top_left>;
-
 }  // namespace flashjit::testing_support

@@ -61,24 +61,24 @@ TEST_F(ForwardSm90a, DividedColumns) {
 // of rows, parts, pages, sequences that end within a block.
 TEST_F(ForwardSm90a, ValuesInKeys) {
   const Case c{.batch = 2, .heads_q = 6, .heads_kv = 1, .seqlen_q = 30, .seqlen_k = 150, .seed = 5};
-  expect<WithValuesInKeys<SpecOf<Bf16, 40, 24, false, BottomRight>>, ConfigOf<128, 32, true, true, sections>>(
+  expect<ValuesInKeys<SpecOf<Bf16, 40, 24, false, BottomRight>>, ConfigOf<128, 32, true, true, sections>>(
       c, {CausalMask{}});
-  using Latent = WithValuesInKeys<SpecOf<Fp16, 328, 264, false>>;
+  using Latent = ValuesInKeys<SpecOf<Fp16, 328, 264, false>>;
   expect<Latent, DividedConfigOf<32, 2, true>>(c, {});
   expect<Latent, DividedConfigOf<16, 3, false>>(c, {}, 3);
   Case pages = c;
   pages.page_size = 16;
-  expect<WithPages<WithValuesInKeys<SpecOf<Bf16, 576, 512, false, BottomRight>>>,
+  expect<WithPages<ValuesInKeys<SpecOf<Bf16, 576, 512, false, BottomRight>>>,
          DividedConfigOf<32, 2, true, waves>>(pages, {CausalMask{}}, 2, 20);
   const Case packed{.heads_q = 2, .heads_kv = 1, .lengths_q = {30, 0, 9}, .lengths_k = {35, 5, 70}};
-  expect<WithDropout<WithValuesInKeys<SpecOf<Bf16, 264, 264, true, BottomRight>>>,
+  expect<WithDropout<ValuesInKeys<SpecOf<Bf16, 264, 264, true, BottomRight>>>,
          DividedConfigOf<32, 2, false, waves>>(packed, {CausalMask{}});
 }
 
 // A long sequence among short ones and one without keys: most parts are the long one's. More entries than a
 // warp has lanes; several tiles of an entry; lengths of a padding mask.
 TEST_F(ForwardSm90a, PartsByLength) {
-  using Latent = WithPages<WithValuesInKeys<SpecOf<Bf16, 264, 264, false>>>;
+  using Latent = WithPages<ValuesInKeys<SpecOf<Bf16, 264, 264, false>>>;
   Case c{.batch = 4, .heads_q = 4, .heads_kv = 1, .seqlen_q = 2, .page_size = 16, .seed = 6};
   c.lengths_k = {20, 900, 0, 35};
   expect<Latent, DividedConfigOf<16, 2, true>>(c, {}, 30, 20);

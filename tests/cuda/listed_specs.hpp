@@ -9,6 +9,7 @@
 #include "cuda/formula.cuh"
 #include "runtime/masks.hpp"
 #include "shared/listed_mask.h"
+#include "tests/support/workload.hpp"
 #include "tools/verify/mask.hpp"
 
 namespace flashjit::testing_support {
@@ -75,6 +76,19 @@ inline MaskTables set_lists_of_masks(const AttentionSpec& spec, AttentionArgs& a
     args.*table.argument = table.view();
   }
   return tables;
+}
+
+// Launches with lists of the spec's own masks, against attention of the masks alone.
+template <class Launch>
+void expect_attention_of_masks(Workload& workload, const Launch& launch) {
+  const AttentionSpec& spec = workload.given().spec;
+  AttentionArgs args = workload.args();
+  const MaskTables lists = set_lists_of_masks(spec, args);
+  workload.reset();
+  launch(spec, args);
+  ASSERT_TRUE(workload.fetch());
+  const verify::Report report = verify::verify_outputs(without_lists(spec), workload.host_args());
+  EXPECT_TRUE(report.ok()) << report.str();
 }
 
 }  // namespace flashjit::testing_support

@@ -69,6 +69,8 @@ void give(const SpecField& field, AttentionSpec& before, AttentionSpec& spec) {
   const auto both = [&](auto&& change) { change(before), change(spec); };
   if (name == "kv_dtype" || name == "kv_scale") both([&](AttentionSpec& s) { s.paged = s.paged || forward; });
   if (name == "kv_scale") both([](AttentionSpec& s) { s.kv_dtype = DType::int8; });
+  // In a backward it implies the other.
+  if (name == "batch_invariant") both([](AttentionSpec& s) { s.deterministic = true; });
   if (name == "rotary") both([&](AttentionSpec& s) { s.append = s.append || decode; });
   if (name == "precise") both([](AttentionSpec& s) { s.score = {"tanh(score)"}; });
   if (name == "tables") {

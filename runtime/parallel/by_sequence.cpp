@@ -197,6 +197,8 @@ class BySequence : public RankAttention {
             of_rows.parts(static_cast<int>(piece), 0), stream);
     }
     if (of_others && !sent_back) send_gradients(schedule, key_sums, arrived, stream);
+    // A rank that has nothing to send waits for these copies, too, which a captured stream must have forked.
+    if (!of_others) gradient_arrivals_->begin(stream);
     take_gradients(args, schedule, key_sums, arrived, stream);
     free_keys(schedule, stream);
     arrivals_->end(stream);

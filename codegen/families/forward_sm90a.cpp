@@ -376,10 +376,6 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
       config.q_in_registers = first != (computes_functions(spec) && widest > 64 && !spec.precise);
       for (config.block_n = 128; config.block_n >= least; config.block_n -= 16) {
         if (!misfit(spec, target, config).empty()) continue;
-        // Measured: while little is computed with a head's K and V, a third stage reads them too early.
-        const bool short_keys =
-            config.tile_order == TileOrder::sections && shape.seqlen_k <= 512 && widest > 64;
-        if (short_keys) return config;
         KernelConfig deeper = config;
         deeper.num_stages = 3;
         return config.block_m < 192 && misfit(spec, target, deeper).empty() ? deeper : config;

@@ -138,14 +138,15 @@ int registers_for_roles(const AttentionSpec& spec, const KernelConfig& config) {
   const bool walks_long = looks_up(spec) || config.tile_order == TileOrder::waves;
   const bool narrow = std::max(spec.head_dim, spec.head_dim_v) <= device::Sm90aLayout::panel;
   const int for_words = !spec.dropout ? 0 : two && (walks_long || narrow) ? 16 : 8;
-  // Scales of rows take more, for which three consumers have none.
+  // Scales of rows take more, for which three consumers have none. Keys of wide heads are divided by their
+  // lengths, which the group looks up, too.
   const bool scales = converts(spec) == device::Converts::scaled_rows;
   const bool sorts = config.tile_order == TileOrder::sections;
-  const int for_keys = spec.kv_dtype          ? (two && (scales || sorts) ? 24 : 16)
-                       : !spec.paged          ? 0
-                       : !two || spec.dropout ? 8
-                       : looks_up(spec)       ? 24
-                                              : 16;
+  const int for_keys = spec.kv_dtype                             ? (two && (scales || sorts) ? 24 : 16)
+                       : !spec.paged                             ? 0
+                       : !two || spec.dropout                    ? 8
+                       : looks_up(spec) || divides_columns(spec) ? 24
+                                                                 : 16;
   return for_words + for_keys;
 }
 

@@ -472,7 +472,7 @@ def figures_of_training(lengths=(4096, 8192), hidden=4096, inner=14336, heads=32
 
 def tests_pass():
     """Runs the tests in many processes at once: their time is that of NVRTC and of torch.compile."""
-    suite = unittest.TestSuite(map(unittest.defaultTestLoader.loadTestsFromName, ("torch_test", "torch_caches_test", "torch_node_test", "flash_attn_test", "flex_test", "gpu_check")))
+    suite = unittest.TestSuite(map(unittest.defaultTestLoader.loadTestsFromName, ("torch_test", "torch_caches_test", "torch_node_test", "torch_graph_test", "flash_attn_test", "flex_test", "gpu_check")))
     names = [test.id() for classes in suite for tests in classes for test in tests]
     here = str(Path(__file__).parent)
     path = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])

@@ -1,7 +1,8 @@
 """Attention of PyTorch's tensors with gradients, as operators that torch.compile knows.
 
 flashjit.attention comes here by itself where PyTorch traces, compiles, transforms (torch.func) or casts (autocast), and
-for each kind of call in which a tensor requires a gradient. Traces record the operators flashjit::attention_forward and flashjit::attention_backward.
+for each kind of call in which a tensor requires a gradient. Traces record the operators flashjit::attention_forward and
+flashjit::attention_backward, or flashjit::qkv_forward and flashjit::qkv_backward.
 
 - Gradients: of q, k, v, of sink_logits, and of tables that a score reads, by the output and by its log-sum-exp. There
   are no gradients of gradients. Keys in pages and 8-bit caches have none.
@@ -45,8 +46,9 @@ class _Kind:
         written = [0, 1, 2, *self.computed]
         self.placing = tuple(written.index(i) if i in self.wanted else None for i in range(len(tensors)))
         self.returned = tuple(self.placing[i] for i in self.wanted)  # autograd converts them to their tensors' dtypes
-        # Such calls have a node of PyTorch's own, where there is one.
-        self.may_have_node, self.heads_first = f["with_gradient"] and tensors == ["q", "k", "v"], bool(f["heads_first"])
+        # Such calls have a node of PyTorch's own, where there is one, and operators without Python.
+        self.of_qkv, self.heads_first = tensors == ["q", "k", "v"], bool(f["heads_first"])
+        self.may_have_node = f["with_gradient"] and self.of_qkv
         self.empty_like, self.more_gradients = torch.empty_like, self._of_computed if self.computed else None
 
         names = (*tensors, *f["integers"], *f["reals"])
@@ -145,6 +147,8 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def forward(text, integers, reals, *tensors):
+        if _is_for_native(text):
+            return torch.ops.flashjit.qkv_forward(text, *tensors, integers, reals)
         return torch.ops.flashjit.attention_forward(text, tensors, integers, reals)
 
     @staticmethod
@@ -166,6 +170,8 @@ class _TransformedBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(text, integers, reals, do, dlse, o, lse, *tensors):
+        if dlse is None and do is not None and _is_for_native(text):
+            return torch.ops.flashjit.qkv_backward(text, *tensors, integers, reals, o, lse, do)
         return tuple(torch.ops.flashjit.attention_backward(text, tensors, integers, reals, o, lse, do, dlse))
 
     @staticmethod
@@ -199,6 +205,24 @@ _library.define(
 )
 
 
+# Graphs hold these for calls of q, k and v alone: their kernels are the extension's and take no GIL.
+_library.define(
+    "qkv_forward(str kind, Tensor q, Tensor k, Tensor v, SymInt[] integers, float[] reals) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define(
+    "qkv_backward(str kind, Tensor q, Tensor k, Tensor v, SymInt[] integers, float[] reals, Tensor o, Tensor lse, "
+    "Tensor do) -> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _is_for_native(text):
+    """Whether a graph is to hold the operators without Python."""
+    traced = torch._C._len_torch_dispatch_stack() > 0 and not torch._C._are_functorch_transforms_active()
+    return traced and HAS_GRAPH_OPERATORS and _kind(text).of_qkv
+
+
 def _attention(text, tensors, integers, reals):
     return _Transformed.apply(text, integers, reals, *tensors)
 
@@ -206,12 +230,13 @@ def _attention(text, tensors, integers, reals):
 # The operator attention is for autograd, which takes it apart. The others have no gradients of their own, so that what
 # torch.compile makes of them costs no more than their kernels.
 _library.impl("attention", _attention, "Autograd")
-for _name in ("attention_forward", "attention_backward"):
+for _name in ("attention_forward", "attention_backward", "qkv_forward", "qkv_backward"):
     _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 for _device in ("CPU", "CUDA"):
     _library.impl("attention", _native.forward_of_operator, _device)
     _library.impl("attention_forward", _native.forward_of_operator, _device)
     _library.impl("attention_backward", _native.backward_of_operator, _device)
+HAS_GRAPH_OPERATORS = _native.register_graph_operators()
 
 
 @torch.library.register_fake("flashjit::attention", lib=_library)
@@ -233,6 +258,16 @@ def _backward_fake(text, tensors, integers, reals, o, lse, do, dlse):
     kind = _kind(text)
     written = *map(torch.empty_like, tensors[:3]), *kind._of_computed(tensors)
     return [written[place] for place in kind.returned]
+
+
+@torch.library.register_fake("flashjit::qkv_forward", lib=_library)
+def _qkv_forward_fake(text, q, k, v, integers, reals):
+    return _forward_fake(text, (q, k, v), integers, reals)
+
+
+@torch.library.register_fake("flashjit::qkv_backward", lib=_library)
+def _qkv_backward_fake(text, q, k, v, integers, reals, o, lse, do):
+    return tuple(map(torch.empty_like, (q, k, v)))
 
 
 _library.define(

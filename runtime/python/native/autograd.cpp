@@ -207,16 +207,6 @@ PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t) {
   return written_by_backward(args[0], args[1], args[2], args[3], args[4], args[5], args[6]).release();
 }
 
-// The kind of calls that operators know by its text.
-Ref kind_of_text(PyObject* text) {
-  static PyObject* const known = PyDict_New();
-  PyObject* const found = PyDict_GetItemWithError(known, text);
-  if (found || PyErr_Occurred()) return Ref::borrowed(found);
-  const Ref make(function_of_torch("_kind"));
-  Ref kind(make ? PyObject_CallFunctionObjArgs(make.get(), text, nullptr) : nullptr);
-  return kind && PyDict_SetItem(known, text, kind.get()) == 0 ? std::move(kind) : Ref();
-}
-
 // forward_of_operator(text, tensors, integers, reals) -> (o, lse); the lists are the dispatcher's
 PyObject* forward_of_operator(PyObject*, PyObject* const* args, Py_ssize_t) {
   const Ref kind = kind_of_text(args[0]);
@@ -302,6 +292,15 @@ PyMethodDef methods[] = {
     {}};
 
 }  // namespace
+
+Ref kind_of_text(PyObject* text) {
+  static PyObject* const known = PyDict_New();
+  PyObject* const found = PyDict_GetItemWithError(known, text);
+  if (found || PyErr_Occurred()) return Ref::borrowed(found);
+  const Ref make(function_of_torch("_kind"));
+  Ref kind(make ? PyObject_CallFunctionObjArgs(make.get(), text, nullptr) : nullptr);
+  return kind && PyDict_SetItem(known, text, kind.get()) == 0 ? std::move(kind) : Ref();
+}
 
 const Differentiable::Known* Differentiable::kind_of(const Seen& seen, std::uint64_t integers) {
   for (const auto& one : known_)

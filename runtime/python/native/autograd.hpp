@@ -48,6 +48,9 @@ class Differentiable {
   std::vector<std::unique_ptr<Known>> known_;  // never removed: a call uses them without the GIL
 };
 
+// The kind of calls (a _Kind of flashjit.torch) that operators know by its text; null with an exception.
+Ref kind_of_text(PyObject* text);
+
 // Adds forward(), backward() and method_of() of autograd's function and those of operators to the module; -1
 // with an exception.
 int add_autograd(PyObject* module);

@@ -486,6 +486,7 @@ bool plan_function(PyObject* function, const std::vector<Given>& given, const fl
   planned.spec_object = Ref::borrowed(entry->spec.get());
   planned.engine = reinterpret_cast<EngineObject*>(entry->engine.get())->engine;
   planned.spec = reinterpret_cast<SpecObject*>(entry->spec.get())->state->spec;
+  planned.o_dtype = entry->o_dtype;
   planned.infos.assign(entry->infos, entry->infos + given.size());
   return true;
 }

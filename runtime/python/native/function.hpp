@@ -36,6 +36,7 @@ struct Planned {
   Ref engine_object, spec_object;  // keep these alive:
   flashjit_engine* engine = nullptr;
   const flashjit_spec* spec = nullptr;
+  flashjit_dtype o_dtype = FLASHJIT_FP32;
   std::vector<ArgumentInfo> infos;  // of the arguments
 };
 // False with an exception. given: in the order of the function's names.

@@ -23,6 +23,11 @@ const LibTorch* load() {
                    find(cpu, "torch_library_impl", t.torch_library_impl) &&
                    find(cpu, "torch_call_dispatcher", t.torch_call_dispatcher) &&
                    find(cpu, "torch_delete_list", t.torch_delete_list) &&
+                   find(cpu, "torch_list_size", t.torch_list_size) &&
+                   find(cpu, "torch_list_get_item", t.torch_list_get_item) &&
+                   find(cpu, "torch_delete_string", t.torch_delete_string) &&
+                   find(cpu, "torch_string_length", t.torch_string_length) &&
+                   find(cpu, "torch_string_c_str", t.torch_string_c_str) &&
                    find(cpu, "aoti_torch_new_uninitialized_tensor", t.aoti_torch_new_uninitialized_tensor) &&
                    find(cpu, "aoti_torch_delete_tensor_object", t.aoti_torch_delete_tensor_object) &&
                    find(cpu, "aoti_torch_empty_strided", t.aoti_torch_empty_strided) &&
@@ -91,7 +96,7 @@ bool TorchTensor::read(flashjit_tensor& to) const {
   std::int64_t rank = 0, *sizes = nullptr, *strides = nullptr;
   std::int32_t dtype = 0, type = 0, index = 0;
   void* data = nullptr;
-  if (t.aoti_torch_get_data_ptr(handle_, &data) != 0 || !data || t.aoti_torch_get_dim(handle_, &rank) != 0 ||
+  if (t.aoti_torch_get_data_ptr(handle_, &data) != 0 || t.aoti_torch_get_dim(handle_, &rank) != 0 ||
       rank > FLASHJIT_MAX_RANK || t.aoti_torch_get_sizes(handle_, &sizes) != 0 ||
       t.aoti_torch_get_strides(handle_, &strides) != 0 || t.aoti_torch_get_dtype(handle_, &dtype) != 0 ||
       t.aoti_torch_get_device_type(handle_, &type) != 0 ||
@@ -99,6 +104,7 @@ bool TorchTensor::read(flashjit_tensor& to) const {
     return false;
   const bool is_cuda = type == t.aoti_torch_device_type_cuda();
   if (!is_cuda && type != t.aoti_torch_device_type_cpu()) return false;
+  if (!data && std::none_of(sizes, sizes + rank, [](std::int64_t size) { return size == 0; })) return false;
   to = {};
   to.data = data;
   to.rank = static_cast<std::int32_t>(rank);

@@ -20,6 +20,11 @@ struct LibTorch {
   int (*torch_library_impl)(void* library, const char* op, Kernel kernel, std::uint64_t version);
   int (*torch_call_dispatcher)(const char* op, const char* overload, Value* stack, std::uint64_t version);
   int (*torch_delete_list)(void* list);
+  int (*torch_list_size)(void* list, std::size_t* size);
+  int (*torch_list_get_item)(void* list, std::size_t at, Value* item);
+  int (*torch_delete_string)(void* text);
+  int (*torch_string_length)(void* text, std::size_t* length);
+  int (*torch_string_c_str)(void* text, const char** data);
   int (*aoti_torch_new_uninitialized_tensor)(Handle* made);
   int (*aoti_torch_delete_tensor_object)(Handle tensor);
   int (*aoti_torch_empty_strided)(std::int64_t rank, const std::int64_t* sizes, const std::int64_t* strides,

@@ -3,6 +3,7 @@
 #include "calls.hpp"
 #include "errors.hpp"
 #include "function.hpp"
+#include "graph.hpp"
 #include "jax.hpp"
 #include "node.hpp"
 #include "objects.hpp"
@@ -85,8 +86,8 @@ PyMODINIT_FUNC PyInit__native() {
   using namespace flashjit::python;
   Ref module(PyModule_Create(&definition));
   if (!module || load_errors() < 0 || add_objects(module.get()) < 0 || add_function(module.get()) < 0 ||
-      add_autograd(module.get()) < 0 || add_node(module.get()) < 0 || add_calls(module.get()) < 0 ||
-      add_jax(module.get()) < 0 || add_parallel(module.get()) < 0)
+      add_autograd(module.get()) < 0 || add_node(module.get()) < 0 || add_graph_operators(module.get()) < 0 ||
+      add_calls(module.get()) < 0 || add_jax(module.get()) < 0 || add_parallel(module.get()) < 0)
     return nullptr;
   return module.release();
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
@@ -11,13 +10,12 @@
 
 #include "errors.hpp"
 #include "function.hpp"
-#include "libtorch.hpp"
+#include "torch_kernels.hpp"
 
 namespace flashjit::python {
 namespace {
 
-constexpr std::size_t most_numbers = 24, most_plans = 4096, most_plans_of_kind = 64;
-constexpr std::size_t tensors_of_call = 3;  // q, k and v
+constexpr std::size_t most_plans = 4096, most_plans_of_kind = 64;
 
 PyObject* not_implemented() {
   return Ref::borrowed(Py_NotImplemented).release();
@@ -30,10 +28,8 @@ struct Plan {
   std::vector<flashjit_argument> given;  // the numbers of the call, as the forward takes them
   Ref kind, numbers;                     // what the operators of a graph take
   Ref engine_object, spec_object;
-  flashjit_engine* engine = nullptr;
-  const flashjit_spec* spec = nullptr;
+  TorchLaunch of_backward;
   std::vector<flashjit_argument> backward;  // the numbers as the backward takes them
-  bool heads_first = false;
   std::int64_t number = 0;
 
   bool is_of(const Launch& launch) const {
@@ -62,57 +58,6 @@ struct Recording {
 };
 thread_local Recording* recording;
 
-// A new tensor, row-major. Its description is `to`.
-TorchTensor make(const flashjit_tensor& like, flashjit_dtype dtype, int rank, const std::int64_t* sizes,
-                 flashjit_tensor& to) {
-  to = {};
-  to.dtype = dtype;
-  to.rank = rank;
-  to.device_kind = like.device_kind;
-  to.device_index = like.device_index;
-  std::int64_t elements = 1;
-  for (int i = rank - 1; i >= 0; --i) {
-    to.shape[i] = sizes[i];
-    to.strides[i] = elements;
-    elements *= sizes[i];
-  }
-  TorchTensor made = TorchTensor::empty(to);
-  if (made && libtorch()->aoti_torch_get_data_ptr(made.get(), &to.data) != 0) return {};
-  return made;
-}
-
-// A new tensor in the order of another's dimensions in memory, as torch.empty_like() makes it; the last
-// dimension is the innermost.
-TorchTensor make_like(const flashjit_tensor& like, flashjit_tensor& to) {
-  int order[FLASHJIT_MAX_RANK];
-  std::iota(order, order + like.rank, 0);
-  std::stable_sort(order, order + like.rank - 1,
-                   [&](int a, int b) { return like.strides[a] > like.strides[b]; });
-  to = like;
-  std::int64_t elements = 1;
-  for (int i = like.rank - 1; i >= 0; --i) {
-    to.strides[order[i]] = elements;
-    elements *= like.shape[order[i]];
-  }
-  TorchTensor made = TorchTensor::empty(to);
-  if (made && libtorch()->aoti_torch_get_data_ptr(made.get(), &to.data) != 0) return {};
-  return made;
-}
-
-void put_rows_first(flashjit_tensor& t) {
-  std::swap(t.shape[1], t.shape[2]);
-  std::swap(t.strides[1], t.strides[2]);
-}
-
-[[noreturn]] void fail(const flashjit_tensor& q, const char* what) {
-  // Programs that try again with less look for this beginning.
-  throw std::runtime_error(std::string(q.device_kind == FLASHJIT_CUDA ? "CUDA out of memory. " : "") +
-                           "flashjit.attention has no memory for " + what);
-}
-[[noreturn]] void fail_with_last() {
-  throw std::runtime_error(std::string("flashjit: ") + flashjit_last_error_message());
-}
-
 // PyTorch's kernel of the forward: the tensors were read before.
 void forward_kernel(LibTorch::Value* stack, std::uint64_t, std::uint64_t) {
   for (std::size_t i = 0; i < tensors_of_call; ++i) const TorchTensor owned(stack[i]);
@@ -123,27 +68,22 @@ void forward_kernel(LibTorch::Value* stack, std::uint64_t, std::uint64_t) {
   Recording& r = *recording;
   const Launch& launch = r.launch;
   const flashjit_tensor& q = *launch.arguments.data()[0].value.tensor;
-  flashjit_argument arguments[tensors_of_call + most_numbers + 3];
-  std::size_t count = launch.arguments.size();
-  std::copy_n(launch.arguments.data(), count, arguments);
-  const auto add = [&](std::int32_t id, const flashjit_tensor& tensor) {
-    arguments[count].id = id;
-    arguments[count++].value.tensor = &tensor;
-  };
+  TorchArguments arguments;
+  for (std::size_t i = 0; i < launch.arguments.size(); ++i) arguments.add(launch.arguments.data()[i]);
   flashjit_tensor o, lse, workspace;
   TorchTensor made_o = make(q, launch.o_dtype, launch.o_rank, launch.o_sizes, o);
   TorchTensor made_lse = make(q, FLASHJIT_FP32, launch.o_rank - 1, launch.lse_sizes, lse), made_workspace;
   if (!made_o || !made_lse) fail(q, "an output");
-  if (r.plan.heads_first) put_rows_first(o);
-  add(FLASHJIT_ARG_O, o);
-  add(FLASHJIT_ARG_LSE, lse);
+  if (r.plan.of_backward.heads_first) put_rows_first(o);
+  arguments.add(FLASHJIT_ARG_O, o);
+  arguments.add(FLASHJIT_ARG_LSE, lse);
   if (launch.workspace_bytes > 0) {
     const auto bytes = static_cast<std::int64_t>(launch.workspace_bytes);
     made_workspace = make(q, FLASHJIT_UINT8, 1, &bytes, workspace);
     if (!made_workspace) fail(q, "a workspace");
-    add(FLASHJIT_ARG_WORKSPACE, workspace);
+    arguments.add(FLASHJIT_ARG_WORKSPACE, workspace);
   }
-  r.status = flashjit_kernel_launch(launch.kernel, arguments, count, launch.stream);
+  r.status = flashjit_kernel_launch(launch.kernel, arguments.all, arguments.count, launch.stream);
   if (r.status != FLASHJIT_OK) {
     r.message = flashjit_last_error_message();
     r.detail = flashjit_last_error_detail();
@@ -190,68 +130,15 @@ void backward_kernel(LibTorch::Value* stack, std::uint64_t, std::uint64_t) {
         "aten::_scaled_dot_product_fused_attention_overrideable_backward has kernels for flashjit.attention "
         "alone "
         "here");
-  flashjit_tensor q, k, v, o, lse, gradient, of_q, of_k, of_v, workspace;
-  if (t.aoti_torch_grad_mode_is_enabled() || !given[q_].read(q) || !given[k_].read(k) || !given[v_].read(v) ||
-      !given[o_].read(o) || !given[lse_].read(lse) || !given[do_].read(gradient))
+  TorchTensor gradients[tensors_of_call];
+  TorchArguments arguments;
+  for (const flashjit_argument& one : plan->backward) arguments.add(one);
+  if (t.aoti_torch_grad_mode_is_enabled() ||
+      !launch_backward(plan->of_backward,
+                       {&given[q_], &given[k_], &given[v_], &given[o_], &given[lse_], &given[do_]}, arguments,
+                       gradients))
     return backward_by_operators(*plan, given, stack);
-
-  TorchTensor made_q = make_like(q, of_q), made_k = make_like(k, of_k), made_v = make_like(v, of_v), regular,
-              made_workspace;
-  if (!made_q || !made_k || !made_v) fail(q, "gradients");
-  if (!is_readable(gradient, q)) {
-    flashjit_tensor to;
-    regular = make(q, static_cast<flashjit_dtype>(q.dtype), gradient.rank, gradient.shape, to);
-    if (!regular || t.aoti_torch_copy_(regular.get(), given[do_].get(), 1) != 0) fail(q, "a gradient");
-    gradient = to;
-  }
-  if (plan->heads_first)
-    for (flashjit_tensor* const one : {&q, &k, &v, &o, &gradient, &of_q, &of_k, &of_v}) put_rows_first(*one);
-
-  flashjit_argument arguments[9 + most_numbers + 1];
-  std::size_t count = plan->backward.size();
-  std::copy_n(plan->backward.data(), count, arguments);
-  const auto add = [&](std::int32_t id, const flashjit_tensor& tensor) {
-    arguments[count].id = id;
-    arguments[count++].value.tensor = &tensor;
-  };
-  add(FLASHJIT_ARG_Q, q);
-  add(FLASHJIT_ARG_K, k);
-  add(FLASHJIT_ARG_V, v);
-  add(FLASHJIT_ARG_O, o);
-  add(FLASHJIT_ARG_LSE, lse);
-  add(FLASHJIT_ARG_DO, gradient);
-  add(FLASHJIT_ARG_DQ, of_q);
-  add(FLASHJIT_ARG_DK, of_k);
-  add(FLASHJIT_ARG_DV, of_v);
-
-  flashjit_shape shape{};
-  shape.struct_size = sizeof shape;
-  const auto size = [](std::int64_t one) {
-    return static_cast<std::int32_t>(one);
-  };  // the forward has them, too
-  shape.batch = size(q.shape[0]);
-  shape.seqlen_q = size(q.shape[1]);
-  shape.seqlen_k = size(k.shape[1]);
-  shape.num_heads_q = size(q.shape[2]);
-  shape.num_heads_kv = size(k.shape[2]);
-  const flashjit_kernel* kernel = nullptr;
-  std::size_t bytes = 0;
-  if (flashjit_engine_get(plan->engine, plan->spec, &shape, &kernel) != FLASHJIT_OK ||
-      flashjit_kernel_workspace(kernel, &shape, &bytes) != FLASHJIT_OK)
-    fail_with_last();
-  if (bytes > 0) {
-    const auto elements = static_cast<std::int64_t>(bytes);
-    made_workspace = make(q, FLASHJIT_UINT8, 1, &elements, workspace);
-    if (!made_workspace) fail(q, "a workspace");
-    add(FLASHJIT_ARG_WORKSPACE, workspace);
-  }
-  void* stream = nullptr;
-  if (q.device_kind == FLASHJIT_CUDA && t.aoti_torch_get_current_cuda_stream(q.device_index, &stream) != 0)
-    throw std::runtime_error("flashjit: PyTorch did not tell its current stream");
-  if (flashjit_kernel_launch(kernel, arguments, count, stream) != FLASHJIT_OK) fail_with_last();
-  stack[0] = made_q.release();
-  stack[1] = made_k.release();
-  stack[2] = made_v.release();
+  for (std::size_t i = 0; i < tensors_of_call; ++i) stack[i] = gradients[i].release();
   stack[3] = TorchTensor::undefined().release();
 }
 
@@ -270,7 +157,7 @@ const Plan* make_plan(PyObject* kind, PyObject* const* values, const Launch& lau
   plan->given.assign(launch.arguments.data() + tensors_of_call,
                      launch.arguments.data() + launch.arguments.size());
   plan->kind = Ref::borrowed(kind);
-  plan->heads_first = first.get() == Py_True;
+  plan->of_backward.heads_first = first.get() == Py_True;
   const std::size_t numbers = plan->given.size();
   plan->numbers = Ref(PyTuple_New(static_cast<Py_ssize_t>(numbers)));
   std::vector<Given> given;
@@ -294,8 +181,8 @@ const Plan* make_plan(PyObject* kind, PyObject* const* values, const Launch& lau
   for (std::size_t i = tensors_of_call; i < tensors_of_call + numbers; ++i)
     if (!arguments.add(planned.infos[i], "of the backward", values[i])) return nullptr;
   plan->backward.assign(arguments.data(), arguments.data() + arguments.size());
-  plan->engine = planned.engine;
-  plan->spec = planned.spec;
+  plan->of_backward.engine = planned.engine;
+  plan->of_backward.spec = planned.spec;
   plan->engine_object = std::move(planned.engine_object);
   plan->spec_object = std::move(planned.spec_object);
   if (count_of_plans == most_plans) return nullptr;  // another thread came first, while Python ran

@@ -125,7 +125,7 @@ class FLASHJIT_API ParallelAttention {
 // Moves a tensor's parts among the ranks, from where one layout has them to where another has them.
 class FLASHJIT_API LayoutConversion {
  public:
-  // Of tensors that are [batch, seqlen, ...] in the whole. A rank has [batch, seqlen / size, ...]; of
+  // It takes tensors that are [batch, seqlen, ...] in the whole. A rank has [batch, seqlen / size, ...]; of
   // `heads`, as here, it has all rows of its share of dimension 2: [batch, seqlen, heads / size, ...]. Ranks
   // compare what they were given, as ParallelAttention's do. Makes the memory that ranks write into. The
   // group outlives the object.

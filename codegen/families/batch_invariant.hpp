@@ -1,4 +1,4 @@
-// What batch_invariant fixes in the configs of forwards and backwards.
+// The choices that batch_invariant fixes in the configs of forwards and backwards.
 #pragma once
 
 #include <string>

@@ -46,7 +46,7 @@ struct LayoutConversion::Impl {
       sizes[rows_dim] /= transport->size();
     return sizes;
   }
-  // Of a rank's tensor, whose parts are `all`: what `wanted` has of `all[i]`.
+  // The rows of `all[i]` that `wanted` has. The rank's tensor has the parts `all`.
   Tensor slice(const Tensor& t, const std::vector<Part>& all, std::size_t i, const Part& wanted) const {
     std::int64_t at = wanted.row - all[i].row;
     for (std::size_t before_it = 0; before_it < i; ++before_it) at += all[before_it].rows;

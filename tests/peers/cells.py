@@ -109,7 +109,7 @@ CPU_CELLS = {"grid": grid((64, 80, 128), (128, 512, 1024, 4096)),
              "few_rows": [f"{dim}:{rows}x{keys}:full" for dim in (64, 128) for rows in (1, 2, 4, 8, 16) for keys in (64, 512, 1500, 8192)],
              "decode": ["decode:1x32768"]}
 DENSITIES = (0.5, 0.2, 0.05)  # of listed blocks
-# What a formula cell adds to the spec, and the cell that has no formula.
+# A formula cell adds this to the spec; the second is the cell that has no formula.
 FORMULAS = {
     "none": ({}, None),
     "causal": ({"mask": ["causal"]}, None),

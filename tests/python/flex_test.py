@@ -42,7 +42,7 @@ def block_mask(mask_mod, make=create_block_mask, rows=S, keys=S):
     return make(mask_mod, B, H, rows, keys, device=DEVICE, BLOCK_SIZE=BLOCK)
 
 
-# Those that read the batch entry, or are common.
+# Cases that read the batch entry, or are common.
 ALONE = {
     "identity", "everything", "causal", "entry offset", "one index after the other", "bias", "documents of entries",
     "checkerboard", "prefix", "lengths",

@@ -422,7 +422,7 @@ class Operators(unittest.TestCase):
                 torch.testing.assert_close(one, of)
             counts.append(len(frames))
         self.assertEqual(counts, counts[:1] * 3)
-        # What torch.compile looked into, it would guard.
+        # torch.compile would guard all that it looked into.
         self.assertIn(flashjit.torch.attention_in_graph, {node.target for node in frames[0].graph.nodes})
 
     def test_compiled_graphs_hold_operators_without_gradients(self):

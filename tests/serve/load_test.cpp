@@ -25,7 +25,7 @@ AttentionSpec numbered_spec(int n) {
                                   std::to_string(n + 1) + ".5\"]}");
 }
 
-// What clients asked for and did not get, for the report.
+// Kernels that clients asked for and did not get, for the report.
 class Lost {
  public:
   void note(const std::string& client, const HttpReply& reply) {

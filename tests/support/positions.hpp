@@ -24,7 +24,7 @@ void fill_by_position(Workload& workload, const std::vector<std::uint64_t>& name
 
 // The bits of o and lse, of a backward those of dq, of all heads of a row, after fetch().
 std::vector<std::byte> bits_of_row(const Workload& workload, int batch, int row);
-// Those of dk and dv of all heads of a key.
+// The bits of dk and dv of all heads of a key.
 std::vector<std::byte> bits_of_key(const Workload& workload, int batch, int key);
 
 }  // namespace flashjit::testing_support

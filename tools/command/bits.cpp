@@ -35,7 +35,7 @@ struct BitsOptions {
   bool json = false;
 };
 
-// What a launch has of the problem.
+// The part of the problem that a launch has.
 struct Part {
   int entry = -1;         // only this batch entry; negative: all
   int row = 0, rows = 0;  // of the entry's rows these, against the keys up to the last one's; rows 0: all

@@ -19,7 +19,7 @@ struct ArgumentInfo {
 // The kind of an argument that every spec has by this name; numbers are few.
 Kind kind_of(const char* name);
 
-// What an argument of a call is: a tensor's dtype, or one of these.
+// The kind of an argument of a call: a tensor's dtype, or one of these.
 using Given = std::int8_t;
 constexpr Given given_integer = -1, given_real = -2, not_given = -3;
 Given given_number(PyObject* value);

@@ -79,7 +79,7 @@ struct Values {
   }
 };
 
-// What the function of autograd that runs now is about: PyTorch looks at each argument of it in turn, for
+// The arguments of the function of autograd that runs now: PyTorch looks at each argument of it in turn, for
 // several times as long as this takes.
 struct Recording {
   PyObject* made;  // (o, lse): what the kernel has written already

@@ -251,7 +251,7 @@ std::optional<flashjit_dtype> dtype_named(const char* name) {
   return {};
 }
 
-// What a call with these dtypes, dims and arguments has in common with others; for the first one Python
+// The entry that calls with these dtypes, dims and arguments have in common. For the first one Python
 // writes the spec and takes the engine. Null with an exception.
 Entry* entry_for(FunctionState& f, const Key& key) {
   for (const auto& one : f.entries)

@@ -21,17 +21,17 @@ struct Launch {
   Arguments arguments;  // in the order of the function's names
   void* stream = nullptr;
   std::size_t workspace_bytes = 0;
-  // Of functions that write o:
+  // Functions that write o have these:
   flashjit_dtype o_dtype = FLASHJIT_FP32;
   int o_rank = 0;
   std::int64_t o_sizes[FLASHJIT_MAX_RANK], lse_sizes[FLASHJIT_MAX_RANK];
 };
-// What call_function() would launch; false with an exception. `values` and `read` must live as long as the
-// launch.
+// Finds what call_function() would launch; false with an exception. `values` and `read` must live as long as
+// the launch.
 bool plan_launch(PyObject* function, PyObject* const* values, std::size_t count, const Tensor* const* read,
                  Launch& launch);
 
-// What launches of a Function have in common whose arguments are like these.
+// Launches of a Function have this in common where their arguments are like these.
 struct Planned {
   Ref engine_object, spec_object;  // keep these alive:
   flashjit_engine* engine = nullptr;

@@ -55,7 +55,7 @@ struct Dtype {
   std::int32_t of_torch;
   flashjit_dtype dtype;
 };
-// Those of which kernels have gradients, and bytes.
+// The dtypes of which kernels have gradients, and bytes.
 const Dtype (&dtypes())[4] {
   const LibTorch& t = *libtorch();
   static const Dtype all[] = {{t.aoti_torch_dtype_float32(), FLASHJIT_FP32},

@@ -21,7 +21,7 @@ PyObject* not_implemented() {
   return Ref::borrowed(Py_NotImplemented).release();
 }
 
-// What a backward has to know beside its tensors. The node keeps the plan's number, so a plan lives as long
+// A backward has to know this beside its tensors. The node keeps the plan's number, so a plan lives as long
 // as the process.
 struct Plan {
   const void* spec_of_forward = nullptr;
@@ -48,7 +48,7 @@ std::unordered_map<PyObject*, std::vector<const Plan*>> plans_of_kind;  // kinds
 // PyTorch's operator, or none before register_node().
 PyObject* node_operator;
 
-// What the forward's kernel has to do: it is called by PyTorch in the thread that calls the operator.
+// The work of the forward's kernel, which is called by PyTorch in the thread that calls the operator.
 struct Recording {
   const Launch& launch;
   const Plan& plan;

@@ -51,7 +51,7 @@ def provide(device="CUDA"):
     return Provided(library)
 
 
-# What the arguments and results of the operators are called in other versions of PyTorch.
+# Other versions of PyTorch have these names for arguments and results of the operators.
 _NAMES = {
     "philox_seed": "rng_state", "philox_offset": "unused", "softmax_logsumexp": "logsumexp",
     "cum_seq_q": "cu_seqlens_q", "cum_seq_k": "cu_seqlens_k",

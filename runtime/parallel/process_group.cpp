@@ -2,22 +2,22 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <utility>
 
 #include "runtime/parallel.hpp"
-#include "runtime/parallel/tensor_parts.hpp"
+#include "runtime/parallel/host_exchange.hpp"
 
 namespace flashjit {
 namespace {
 
 // Memory of each rank in host memory that all processes have. It begins with the boxes: a word for each box
 // of each rank, 1 where it is posted.
-class ProcessExchange : public Exchange {
+class ProcessExchange : public HostExchange {
  public:
   ProcessExchange(std::shared_ptr<HostMeeting> meeting, std::size_t bytes, int boxes)
-      : meeting_(std::move(meeting)),
+      : HostExchange(meeting->rank()),
+        meeting_(std::move(meeting)),
         boxes_bytes_((static_cast<std::size_t>(meeting_->size() * boxes) * sizeof(Word) + 255) / 256 * 256) {
     const std::size_t all = boxes_bytes_ + bytes;
     std::optional<SharedMemory> own;
@@ -33,7 +33,7 @@ class ProcessExchange : public Exchange {
       for (const std::string& text : refusals)
         if (!text.empty()) throw Error(ErrorCode::device_failed, text);
       for (int rank = 0; rank < meeting_->size(); ++rank) {
-        if (rank == meeting_->rank())
+        if (rank == rank_)
           memories_.push_back(std::move(*own));
         else
           memories_.push_back(SharedMemory::open(names[static_cast<std::size_t>(rank)], all));
@@ -46,39 +46,27 @@ class ProcessExchange : public Exchange {
     remove_own(names);
   }
 
-  std::byte* memory() const override { return memory_of(meeting_->rank()); }
-  void write(std::byte* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
-  void begin(Stream) override {}
-  void end(Stream) override {}
-  void finish() override {}
-  void await(int rank, int box) override { take(rank, box); }
-  void wait(int rank, int box, Stream) override { take(rank, box); }
-  void put(int rank, const Tensor& to, const Tensor& from) override {
-    Tensor there = to;
-    there.data = memory_of(rank) + (static_cast<std::byte*>(to.data) - memory());
-    copy_elements(there, from);
+  using HostExchange::post;
+  void post(int rank, int box) override { box_of(rank, rank_, box) = 1; }
+  void await(int rank, int box) override {
+    Word& own = box_of(rank_, rank, box);
+    meeting_->wait_until([&] { return own != 0; });
+    own = 0;
   }
-  void post(int rank, int box) override { box_of(rank, meeting_->rank(), box) = 1; }
-  void post(int rank, int box, Stream) override { post(rank, box); }
 
  private:
   using Word = std::atomic<std::uint32_t>;
 
   void remove_own(const std::vector<std::string>& names) const {
-    SharedMemory::remove_name(names[static_cast<std::size_t>(meeting_->rank())]);
+    SharedMemory::remove_name(names[static_cast<std::size_t>(rank_)]);
   }
-  std::byte* memory_of(int rank) const {
+  std::byte* memory_of(int rank) const override {
     return memories_[static_cast<std::size_t>(rank)].data() + boxes_bytes_;
   }
   // In the memory of `owner`.
   Word& box_of(int owner, int poster, int box) const {
     return reinterpret_cast<Word*>(
         memories_[static_cast<std::size_t>(owner)].data())[box * meeting_->size() + poster];
-  }
-  void take(int rank, int box) {
-    Word& own = box_of(meeting_->rank(), rank, box);
-    meeting_->wait_until([&] { return own != 0; });
-    own = 0;
   }
 
   const std::shared_ptr<HostMeeting> meeting_;

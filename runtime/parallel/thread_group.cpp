@@ -2,7 +2,6 @@
 // memory.
 #include <condition_variable>
 #include <cstdint>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -10,7 +9,7 @@
 #include "runtime/arguments/checks.hpp"
 #include "runtime/parallel.hpp"
 #include "runtime/parallel/cuda_exchange.hpp"
-#include "runtime/parallel/tensor_parts.hpp"
+#include "runtime/parallel/host_exchange.hpp"
 #include "runtime/parallel/transport.hpp"
 
 namespace flashjit {
@@ -61,28 +60,17 @@ struct Meetings {
   }
 };
 
-class ThreadExchange : public Exchange {
+class ThreadExchange : public HostExchange {
  public:
   ThreadExchange(std::shared_ptr<Meetings> meetings, std::shared_ptr<Boxes> boxes, int rank,
                  std::unique_ptr<std::byte[]> memory, std::vector<std::byte*> memories)
-      : meetings_(std::move(meetings)),
+      : HostExchange(rank),
+        meetings_(std::move(meetings)),
         boxes_(std::move(boxes)),
-        rank_(rank),
         allocated_(std::move(memory)),
         memories_(std::move(memories)) {}
 
-  std::byte* memory() const override { return memories_[static_cast<std::size_t>(rank_)]; }
-  void write(std::byte* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
-  void begin(Stream) override {}
-  void end(Stream) override {}
-  void finish() override {}
-  void await(int rank, int box) override { take(rank, box); }
-  void wait(int rank, int box, Stream) override { take(rank, box); }
-  void put(int rank, const Tensor& to, const Tensor& from) override {
-    Tensor there = to;
-    there.data = memories_[static_cast<std::size_t>(rank)] + (static_cast<std::byte*>(to.data) - memory());
-    copy_elements(there, from);
-  }
+  using HostExchange::post;
   void post(int rank, int box) override {
     {
       const std::lock_guard lock(meetings_->mutex);
@@ -90,10 +78,7 @@ class ThreadExchange : public Exchange {
     }
     meetings_->changed.notify_all();
   }
-  void post(int rank, int box, Stream) override { post(rank, box); }
-
- private:
-  void take(int rank, int box) {
+  void await(int rank, int box) override {
     std::unique_lock lock(meetings_->mutex);
     char& posted = boxes_->posted[boxes_->place(rank, rank_, box)];
     meetings_->changed.wait(lock, [&] { return posted || !meetings_->failure.empty(); });
@@ -101,9 +86,11 @@ class ThreadExchange : public Exchange {
     posted = 0;
   }
 
+ private:
+  std::byte* memory_of(int rank) const override { return memories_[static_cast<std::size_t>(rank)]; }
+
   const std::shared_ptr<Meetings> meetings_;
   const std::shared_ptr<Boxes> boxes_;
-  const int rank_;
   const std::unique_ptr<std::byte[]> allocated_;
   const std::vector<std::byte*> memories_;
 };

@@ -413,7 +413,8 @@ FLASHJIT_C_API flashjit_status flashjit_group_name(int32_t size, char name[FLASH
 /* This process's rank of the group. All ranks call it, and wait for each other. */
 FLASHJIT_C_API flashjit_status flashjit_group_of_processes(const char* name, int32_t rank, int32_t size,
                                                            flashjit_group** group);
-/* This process's rank of an ncclComm_t, whose GPUs belong to one host. All ranks call it. */
+/* This process's rank of an ncclComm_t, whose GPUs belong to one host. All ranks call it, and wait for each
+ * other for at most five minutes. The communicator stays the caller's, who aborts one that has failed. */
 FLASHJIT_C_API flashjit_status flashjit_group_of_nccl(void* comm, flashjit_group** group);
 /* Either may be null. */
 FLASHJIT_C_API flashjit_status flashjit_group_rank(const flashjit_group* group, int32_t* rank, int32_t* size);

@@ -59,7 +59,8 @@ class FLASHJIT_API ParallelGroup {
   // reach each other's memory. All ranks call it; engines are those of their GPUs. NCCL serves to begin with,
   // and copies then go from GPU to GPU without it. For ranks that are processes: threads have of_threads().
   // Throws unsupported if a rank is on another host, target_unavailable if no NCCL is loaded or found,
-  // device_failed with NCCL's text.
+  // device_failed with NCCL's text, or if a rank has not called it after five minutes. The communicator stays
+  // the caller's, who aborts one that has failed: until then NCCL may keep the GPU busy.
   static ParallelGroup of_nccl(void* comm);
 
   int rank() const noexcept;

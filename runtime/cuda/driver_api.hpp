@@ -37,6 +37,7 @@ enum : CUresult {
   CUDA_ERROR_SHARED_OBJECT_INIT_FAILED = 303,
   CUDA_ERROR_INVALID_HANDLE = 400,
   CUDA_ERROR_NOT_FOUND = 500,
+  CUDA_ERROR_NOT_READY = 600,
   CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704,
 };
 
@@ -160,6 +161,7 @@ struct CUDA_MEMCPY2D {
   X(StreamCreate, "cuStreamCreate", CUresult(CUstream*, unsigned))                                        \
   X(StreamDestroy, "cuStreamDestroy_v2", CUresult(CUstream))                                              \
   X(StreamSynchronize, "cuStreamSynchronize", CUresult(CUstream))                                         \
+  X(StreamQuery, "cuStreamQuery", CUresult(CUstream))                                                     \
   X(StreamBeginCapture, "cuStreamBeginCapture_v2", CUresult(CUstream, CUstreamCaptureMode))               \
   X(StreamEndCapture, "cuStreamEndCapture", CUresult(CUstream, CUgraph*))                                 \
   X(GraphInstantiate, "cuGraphInstantiateWithFlags", CUresult(CUgraphExec*, CUgraph, unsigned long long)) \

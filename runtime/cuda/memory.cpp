@@ -122,6 +122,13 @@ void OwnedStream::synchronize() const {
   check(driver().StreamSynchronize(handle_), "cuStreamSynchronize");
 }
 
+bool OwnedStream::is_done() const {
+  const ContextScope scope(context_);
+  const CUresult result = driver().StreamQuery(handle_);
+  if (result != CUDA_ERROR_NOT_READY) check(result, "cuStreamQuery");
+  return result == CUDA_SUCCESS;
+}
+
 Event::Event(const Context& context) : context_(context) {
   const ContextScope scope(context);
   check(driver().EventCreate(&handle_, CU_EVENT_DEFAULT), "cuEventCreate");

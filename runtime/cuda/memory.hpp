@@ -67,6 +67,8 @@ class OwnedStream {
 
   Stream get() const { return handle_; }
   void synchronize() const;
+  // Whether its work so far is done.
+  bool is_done() const;
 
  private:
   const Context& context_;

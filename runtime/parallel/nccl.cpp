@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <thread>
 #include <type_traits>
 
 #include "cache/environment.hpp"
@@ -15,12 +16,14 @@ namespace {
 using ncclResult_t = int;
 using ncclComm_t = void*;
 constexpr int ncclUint8 = 1;
+constexpr ncclResult_t ncclSuccess = 0, ncclInProgress = 7;  // in progress: communicators that do not block
 
-#define FLASHJIT_NCCL_FUNCTIONS(X)                \
-  X(GetErrorString, const char*(ncclResult_t))    \
-  X(CommCount, ncclResult_t(ncclComm_t, int*))    \
-  X(CommUserRank, ncclResult_t(ncclComm_t, int*)) \
-  X(CommCuDevice, ncclResult_t(ncclComm_t, int*)) \
+#define FLASHJIT_NCCL_FUNCTIONS(X)                              \
+  X(GetErrorString, const char*(ncclResult_t))                  \
+  X(CommCount, ncclResult_t(ncclComm_t, int*))                  \
+  X(CommUserRank, ncclResult_t(ncclComm_t, int*))               \
+  X(CommCuDevice, ncclResult_t(ncclComm_t, int*))               \
+  X(CommGetAsyncError, ncclResult_t(ncclComm_t, ncclResult_t*)) \
   X(AllGather, ncclResult_t(const void*, void*, std::size_t, int, ncclComm_t, Stream))
 
 struct NcclApi {
@@ -73,11 +76,29 @@ NcclCommunicator::NcclCommunicator(void* comm) : comm_(comm) {
 }
 
 void NcclCommunicator::all_gather(const void* from, void* to, std::size_t bytes, Stream stream) const {
-  check(nccl().AllGather(from, to, bytes, ncclUint8, comm_, stream), "ncclAllGather");
+  const ncclResult_t result = nccl().AllGather(from, to, bytes, ncclUint8, comm_, stream);
+  if (result != ncclInProgress) check(result, "ncclAllGather");
+}
+
+void NcclCommunicator::wait_until(const std::function<bool()>& done, std::chrono::milliseconds most) const {
+  const auto last = std::chrono::steady_clock::now() + most;
+  for (;;) {
+    ncclResult_t state = ncclSuccess;
+    check(nccl().CommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
+    if (state != ncclInProgress) {  // else it has not been enqueued yet
+      check(state, "the communicator has failed, which its owner has to abort");
+      if (done()) return;
+    }
+    if (std::chrono::steady_clock::now() > last)
+      throw Error(ErrorCode::device_failed, "not all ranks of the communicator have come within " +
+                                                std::to_string(most.count()) +
+                                                " ms; its owner has to abort it");
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
 }
 
 void NcclCommunicator::check(int result, const char* what) const {
-  if (result != 0)
+  if (result != ncclSuccess)
     throw Error(ErrorCode::device_failed, std::string(what) + ": " + nccl().GetErrorString(result));
 }
 

@@ -1,7 +1,9 @@
 // NCCL, opened at run time: what the group of a communicator needs to begin with.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,10 @@ class NcclCommunicator {
 
   // Gathers equally many bytes of device memory from every rank, by rank. Enqueued on the stream.
   void all_gather(const void* from, void* to, std::size_t bytes, Stream stream) const;
+  // Returns once `done` says that what was enqueued is done. Throws device_failed if the communicator has
+  // failed, or a rank has not come within that time. What was enqueued may then run on until the
+  // communicator's owner aborts it.
+  void wait_until(const std::function<bool()>& done, std::chrono::milliseconds most) const;
 
  private:
   void check(int result, const char* what) const;

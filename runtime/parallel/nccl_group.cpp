@@ -1,11 +1,13 @@
 // Ranks that are GPUs of one host. NCCL only brings them together: then they meet on the host.
 #include <cstring>
 #include <fstream>
+#include <memory>
 
 #include "runtime/cuda/memory.hpp"
 #include "runtime/parallel.hpp"
 #include "runtime/parallel/nccl.hpp"
 #include "runtime/parallel/process_group.hpp"
+#include "runtime/parallel/shared_memory.hpp"
 
 namespace flashjit {
 namespace {
@@ -21,6 +23,32 @@ std::string boot_of_host() {
   return boot;
 }
 
+// What all ranks tell, by rank.
+std::vector<Hello> gather(const NcclCommunicator& comm, const Hello& own) {
+  struct Room {
+    const cuda::Context context;
+    const cuda::OwnedStream stream{context};
+    cuda::DeviceBuffer from, to;
+    Room(int device, std::size_t bytes, std::size_t bytes_of_all)
+        : context(device), from(context, bytes), to(context, bytes_of_all) {}
+  };
+  std::vector<Hello> all(static_cast<std::size_t>(comm.size()));
+  const std::size_t bytes_of_all = sizeof own * all.size();
+  auto room = std::make_unique<Room>(comm.device(), sizeof own, bytes_of_all);
+  const cuda::OwnedStream& stream = room->stream;
+  room->from.copy_from(&own, sizeof own, stream.get());
+  comm.all_gather(room->from.data(), room->to.data(), sizeof own, stream.get());
+  try {
+    comm.wait_until([&] { return stream.is_done(); }, std::chrono::minutes(5));
+  } catch (...) {
+    room.release();  // NCCL may still write there, and to free memory would be to wait for it
+    throw;
+  }
+  room->to.copy_to(all.data(), bytes_of_all, stream.get());
+  stream.synchronize();
+  return all;
+}
+
 // Rank 0 makes the meeting, and tells the others its name.
 std::string name_of_meeting(const NcclCommunicator& comm) {
   Hello own{};
@@ -28,18 +56,14 @@ std::string name_of_meeting(const NcclCommunicator& comm) {
                     name = comm.rank() == 0 ? HostMeeting::create(comm.size()) : std::string();
   std::strncpy(own.host, host.c_str(), sizeof own.host - 1);
   std::strncpy(own.meeting, name.c_str(), sizeof own.meeting - 1);
-  const auto count = static_cast<std::size_t>(comm.size());
-  std::vector<Hello> all(count);
-  {
-    const cuda::Context context(comm.device());
-    const cuda::OwnedStream stream(context);
-    cuda::DeviceBuffer from(context, sizeof own), to(context, sizeof own * count);
-    from.copy_from(&own, sizeof own, stream.get());
-    comm.all_gather(from.data(), to.data(), sizeof own, stream.get());
-    to.copy_to(all.data(), sizeof own * count, stream.get());
-    stream.synchronize();
+  std::vector<Hello> all;
+  try {
+    all = gather(comm, own);
+  } catch (...) {
+    if (comm.rank() == 0) SharedMemory::remove_name(name);
+    throw;
   }
-  for (std::size_t rank = 0; rank < count; ++rank)
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
     if (std::strcmp(all[rank].host, all[0].host) != 0)
       throw Error(ErrorCode::unsupported, "rank " + std::to_string(rank) +
                                               " of the group is on another host than rank 0; GPUs of one "

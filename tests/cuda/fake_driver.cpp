@@ -28,6 +28,11 @@ CUresult answer(std::string_view symbol, Argument a, Argument b, Argument c, Arg
       default:
         *reinterpret_cast<int*>(a) = 132;
     }
+  if (symbol == "cuStreamQuery" && driver.not_ready) return CUDA_ERROR_NOT_READY;
+  if (symbol == "cuMemAlloc_v2")
+    *reinterpret_cast<std::uintptr_t*>(a) = 0x1000 * static_cast<unsigned>(++driver.allocated);
+  if (symbol == "cuMemFree_v2") ++driver.freed;
+  if (symbol == "cuStreamSynchronize") ++driver.waited;
   if (symbol == "cuGetErrorName" || symbol == "cuGetErrorString")
     *reinterpret_cast<const char**>(b) = "an error";
   if (symbol == "cuPointerGetAttributes")

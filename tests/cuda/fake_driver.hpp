@@ -10,6 +10,9 @@ namespace flashjit::testing_support {
 struct FakeDriver {
   std::vector<std::size_t> params;  // bytes of each parameter of every kernel
   int failed = 0;                   // calls
+  bool not_ready = false;           // streams have work that does not end
+  int allocated = 0, freed = 0;     // pieces of memory
+  int waited = 0;                   // calls that wait for a stream
 };
 
 [[gnu::visibility("default")]] FakeDriver& fake_driver();

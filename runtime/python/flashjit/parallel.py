@@ -74,7 +74,8 @@ def of_processes(name, rank, size):
 def of_nccl(comm):
     """This process's Group of an NCCL communicator, whose address `comm` is. All its ranks call it.
 
-    Their GPUs belong to one host and reach each other's memory.
+    Their GPUs belong to one host and reach each other's memory. A rank that has not called it after five minutes, or an
+    error of the communicator, is a DeviceFailedError. Whoever owns a communicator that has failed aborts it.
     """
     return _native.group_of_nccl(comm)
 

@@ -9,6 +9,19 @@
 
 namespace flashjit {
 
+namespace {
+
+// Whether shared memory has room for the sums of dQ, so that one thread adds them, and registers for all rows
+// of a step at once.
+bool copies_dq(const AttentionSpec& spec, const KernelConfig& config) {
+  const device::Sm90aBackwardLayout layout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
+                                           config.num_stages, spec.dropout, false, has_derivatives(spec),
+                                           device::BackwardSums::both);
+  return layout.stages_dq && layout.tile_rows == config.block_m;
+}
+
+}  // namespace
+
 CudaBackwardKernels::CudaBackwardKernels(const AttentionSpec& spec, const KernelConfig& config)
     : by_wgmma(config.num_warps > 8),
       divides_sums(by_wgmma && device::backward_divides_sums(spec.head_dim, spec.head_dim_v)),
@@ -20,12 +33,16 @@ CudaBackwardKernels::CudaBackwardKernels(const AttentionSpec& spec, const Kernel
                                                     !std::holds_alternative<PaddingMask>(mask) &&
                                                     !(window && !window->sinks);
                                            })),
-      has_exact_sums(spec.deterministic && has_gradients(spec)) {}
+      separate_dq(spec.deterministic &&
+                  (!persistent || has_row_bits || has_gradients(spec) || !copies_dq(spec, config))),
+      has_exact_sums(spec.deterministic && has_gradients(spec)),
+      deterministic(spec.deterministic) {}
 
 void add_last_step(const AttentionSpec& spec, const ParamsType& params, KernelSource& source) {
-  if (spec.deterministic && !has_gradients(spec)) return;
+  const CudaBackwardKernels kernels(spec, source.config);
+  if (kernels.separate_dq && !kernels.has_exact_sums) return;
   source.steps.push_back(
-      {.function = spec.deterministic ? "flashjit_backward_tables" : "flashjit_backward_finish",
+      {.function = kernels.has_exact_sums ? "flashjit_backward_tables" : "flashjit_backward_finish",
        .threads = device::backward_threads,
        .shared_memory = spec.sink_logits ? device::backward_sinks_shared : 0,
        .params = params});

@@ -17,8 +17,14 @@ struct CudaBackwardKernels {
   bool persistent = false;
   // The first step makes bits of the rows that see a block of keys: masks whose keys keep no interval.
   bool has_row_bits = false;
+  // A deterministic kernel leaves dQ to a kernel of its own. Else it adds dQ in a fixed order.
+  bool separate_dq = false;
   // Gradients of tables are summed up exactly, in the workspace, and a last step reads the sums.
   bool has_exact_sums = false;
+
+  // The spec is deterministic.
+  bool deterministic = false;
+  bool orders_dq() const { return deterministic && !separate_dq; }
 
   CudaBackwardKernels(const AttentionSpec& spec, const KernelConfig& config);
 };

@@ -75,7 +75,8 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
            " sums in registers, more than the " + std::to_string(register_budget(spec, config)) +
            " that a thread has for them";
   }
-  const int bytes = std::max(shared_memory(spec, config), spec.deterministic ? dq_shared_memory(spec) : 0);
+  const int bytes = std::max(shared_memory(spec, config),
+                             CudaBackwardKernels(spec, config).separate_dq ? dq_shared_memory(spec) : 0);
   return too_much_shared_memory(config, {"block_m", "block_n", "num_stages"}, bytes, target);
 }
 
@@ -113,19 +114,19 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   const std::string& params = type.text;
   source.text +=
       include_lines("cuda/backward_sm90a.cuh", spec, nullptr) +
-      (spec.deterministic ? "#include \"cuda/backward_sm90a_dq.cuh\"\n" : "") + "#pragma nv_hdrstop\n\n" +
+      (kernels.separate_dq ? "#include \"cuda/backward_sm90a_dq.cuh\"\n" : "") + "#pragma nv_hdrstop\n\n" +
       structs(spec, "BackwardCudaSpec", params, backward_products(spec, config), choices, config,
-              spec.deterministic ? "BackwardProducts;\n  using DqProducts = DqProducts" : "BackwardProducts",
+              kernels.separate_dq ? "BackwardProducts;\n  using DqProducts = DqProducts" : "BackwardProducts",
               ComputedAhead::key) +
       function("backward_prepare", "backward_threads, backward_first_blocks_sm90a<Spec>", params, "",
                "backward_prepare<Spec, true>(params)") +
       function("backward", "Config::num_warps * 32, 1", params, maps,
                "backward_sm90a<Spec, Config>(params, maps)") +
-      (spec.deterministic ? function("backward_dq", "Sm90aDqLayout::threads, 1", params, maps,
-                                     "backward_dq_sm90a<Spec, Config>(params, maps)")
-                          : function("backward_finish", "backward_threads, backward_blocks", params, "",
-                                     kernels.persistent ? "backward_finish<Spec, true>(params)"
-                                                        : "backward_finish<Spec, false>(params)")) +
+      (kernels.separate_dq ? function("backward_dq", "Sm90aDqLayout::threads, 1", params, maps,
+                                      "backward_dq_sm90a<Spec, Config>(params, maps)")
+                           : function("backward_finish", "backward_threads, backward_blocks", params, "",
+                                      kernels.persistent ? "backward_finish<Spec, true>(params)"
+                                                         : "backward_finish<Spec, false>(params)")) +
       (kernels.has_exact_sums ? function("backward_tables", "backward_threads, backward_blocks", params, "",
                                          "backward_tables<Spec>(params)")
                               : "");
@@ -135,7 +136,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
                           .threads = threads,
                           .shared_memory = shared_memory(spec, config),
                           .params = with_maps});
-  if (spec.deterministic)
+  if (kernels.separate_dq)
     source.steps.push_back({.function = "flashjit_backward_dq",
                             .threads = device::Sm90aDqLayout::threads,
                             .shared_memory = dq_shared_memory(spec),

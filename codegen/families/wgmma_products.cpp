@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "codegen/families/backward_kernels.hpp"
 #include "codegen/formulas/formula_traits.hpp"
 #include "shared/layout.h"
 
@@ -146,7 +147,7 @@ device::Sm90aBackwardLayout backward_layout(const AttentionSpec& spec, const Ker
           config.block_n,
           sums == device::BackwardSums::dv ? device::backward_dv_stages : config.num_stages,
           spec.dropout,
-          spec.deterministic,
+          CudaBackwardKernels(spec, config).separate_dq,
           has_derivatives(spec),
           sums};
 }
@@ -190,13 +191,14 @@ std::string backward_products(const AttentionSpec& spec, const KernelConfig& con
   std::string text = "struct BackwardProducts {\n" + scores("s", spec.head_dim, layout.score_rows) +
                      scores("dp", spec.head_dim_v, layout.tile_rows) + gradient("dv", spec.head_dim_v) +
                      gradient("dk", spec.head_dim);
-  if (!spec.deterministic) {
+  const bool separate_dq = CudaBackwardKernels(spec, config).separate_dq;
+  if (!separate_dq) {
     if (layout.divides_rows || layout.dq_pairs > 0) text += dq("dq", layout.dq_columns);
     if (!layout.divides_rows && !layout.joins_dq && layout.dq_parts > layout.dq_pairs)
       text += dq("dq_last", layout.dq_last_columns);
   }
   text += "};\n\n";
-  return spec.deterministic ? text + dq_products(spec, type) : text;
+  return separate_dq ? text + dq_products(spec, type) : text;
 }
 
 }  // namespace flashjit

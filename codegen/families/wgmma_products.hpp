@@ -32,7 +32,7 @@ device::Sm90aBackwardLayout backward_layout(const AttentionSpec& spec, const Ker
 //   dq(float (&)[dq_columns / 2], u64 ds, u64 k)                dQ = dS K
 //   dq_last(float (&)[dq_last_columns / 2], u64 ds, u64 k)      the same for half of a last panel, if one is
 //   left
-// If the spec is deterministic, struct DqProducts, the type Config::DqProducts (cuda/backward_sm90a_dq.cuh),
+// If dQ has a kernel of its own, struct DqProducts, the type Config::DqProducts (cuda/backward_sm90a_dq.cuh),
 // instead of dq.
 std::string backward_products(const AttentionSpec& spec, const KernelConfig& config);
 

@@ -128,7 +128,8 @@ struct Backward {
     float* rest = p.far_max + numbers;
     p.far_marks = reinterpret_cast<unsigned char*>(rest);
     rest += numbers / 16;
-    if (!kernel.spec.deterministic) {
+    const CudaBackwardKernels kernels = gpu(kernel);
+    if (!kernels.separate_dq) {
       p.dq_sums = rest;
       rest += numbers * device::cuda_backward_row(kernel.spec.head_dim);
     }
@@ -154,13 +155,16 @@ struct Backward {
       p.row_words = static_cast<int>(row_words(kernel, params.seqlen_q));
       rest += 2 * row_bits_of(kernel, params.num_heads_q, p.key_rows, params.seqlen_q);
     }
-    const CudaBackwardKernels kernels = gpu(kernel);
     const bool persistent = kernels.persistent;
     if (kernel.spec.dropout) p.place_dropout_scale(!has_derivatives(kernel.spec));
     if (persistent) {
       p.next_turn = reinterpret_cast<device::u32*>(rest);
       p.places_done = p.next_turn + 1;
       rest += 1 + i64{p.schedule_heads()};
+    }
+    if (kernels.orders_dq()) {
+      p.dq_blocks_added = reinterpret_cast<device::u32*>(rest);
+      rest += device::backward_ordered_blocks(numbers);
     }
     FormulaArguments formulas = params.formulas;
     if (has_exact_sums(kernel)) place_sums(formulas, rest);
@@ -197,7 +201,7 @@ struct Backward {
                      .grid;
     if (persistent) grid.x = std::min(grid.x, static_cast<unsigned>(kernel.parallelism));
     const i64 sinks = kernel.spec.sink_logits ? params.num_heads_q : 0;
-    if (!kernel.spec.deterministic) {
+    if (!kernels.separate_dq) {
       const i64 key_units = has_key_sums ? params.batch * params.num_heads_kv *
                                                blocks(params.seqlen_k, device::backward_row_unit)
                                          : 0;
@@ -345,13 +349,16 @@ struct Backward {
 
   // Heads whose keys the grid takes together. More even out the work, fewer stay in the cache. Masks of
   // lists need less order: half as many heads, so that dQ's sums are in the cache until they are converted.
+  // Where dQ is added in order at least 8, as far as twice the cache holds them: with more heads fewer places
+  // of each run at once, and wait for each other.
   static unsigned section(const PlannedKernel& kernel, i64 seqlen_q, i64 blocks_of_head) {
     constexpr i64 most = 16;
     const i64 share = gpu(kernel).has_row_bits ? 2 : 1;
     const i64 blocks = 256 / share;  // so that no multiprocessor is without work for long
     const i64 in_cache = BackwardGroups::rows_in_cache / share /
                          std::max(BackwardGroups::bytes_of_head(kernel.spec, seqlen_q), i64{1});
-    return static_cast<unsigned>(std::clamp(std::max(in_cache, blocks / blocks_of_head), i64{1}, most));
+    const i64 least = gpu(kernel).orders_dq() ? std::clamp(2 * in_cache, i64{1}, i64{8}) : 1;
+    return static_cast<unsigned>(std::clamp(std::max(in_cache, blocks / blocks_of_head), least, most));
   }
   static i64 row_words(const PlannedKernel& kernel, i64 seqlen_q) {
     const i64 rows = i64{32} * kernel.config.block_m;
@@ -362,14 +369,14 @@ struct Backward {
     return heads_q * (key_rows / device::backward_row_unit) * row_words(kernel, seqlen_q);
   }
 
-  // Three numbers of each row and a byte for four of them; unless deterministic, a row of sums of dQ; sums of
-  // dK and dV where groups are divided; bits of rows for some masks; on sm_90a counters of turns and of each
-  // head's places.
+  // Three numbers of each row and a byte for four of them; unless dQ has a kernel of its own, a row of its
+  // sums; sums of dK and dV where groups are divided; bits of rows for some masks; on sm_90a counters of
+  // turns, of each head's places and, where dQ is added in order, of blocks of rows.
   static std::size_t cuda_workspace(const PlannedKernel& kernel, const Shape& shape) {
     const bool packed = kernel.spec.varlen;
     const i64 total_q = argument_table::total(shape.batch, shape.seqlen_q, shape.total_q);
     const i64 rows = device::backward_rows(shape.batch, shape.seqlen_q, packed ? total_q : -1);
-    const int row = kernel.spec.deterministic ? 0 : device::cuda_backward_row(kernel.spec.head_dim);
+    const int row = gpu(kernel).separate_dq ? 0 : device::cuda_backward_row(kernel.spec.head_dim);
     const auto floats = product_of({shape.num_heads_q, rows / 16, 16 * (3 + row) + 1});
     const i64 key_rows = device::backward_rows(
         shape.batch, shape.seqlen_k,
@@ -391,6 +398,7 @@ struct Backward {
     i64 counters = gpu(kernel).by_wgmma ? 1 + i64{shape.batch} * shape.num_heads_q : 1;
     counters += BackwardGroups{kernel}.most_row_parts(i64{shape.batch} * shape.num_heads_q,
                                                       packed ? total_q : shape.seqlen_q);
+    if (gpu(kernel).orders_dq()) counters += device::backward_ordered_blocks(shape.num_heads_q * rows);
     return 4 * static_cast<std::size_t>(*floats + *sums + words + counters);
   }
 

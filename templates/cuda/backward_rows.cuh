@@ -257,6 +257,10 @@ FLASHJIT_FN void clear_turns(const CudaBackwardParams& p) {
   const u32 first = ctaid_x() * backward_threads + tid_x(), heads = p.schedule_heads();
   if (first == 0) *p.next_turn = 0;
   for (u32 i = first; i < heads; i += nctaid_x() * backward_threads) p.places_done[i] = 0;
+  if (p.dq_blocks_added == nullptr) return;
+  const i64 counts = backward_ordered_blocks(p.num_heads_q * p.rows);
+  for (i64 i = first; i < counts; i += static_cast<i64>(nctaid_x()) * backward_threads)
+    p.dq_blocks_added[i] = 0;
 }
 
 // Up to 64 columns the first step needs 32 registers but for far rows, which are rare: they spill, so that

@@ -125,7 +125,8 @@ class BackwardSm80 {
       const Problem problem = problem_of(min(head, first_head + group - 1));
       const Mask mask(p_, problem);
       // Narrow heads have no registers for a walk of their own.
-      RowWalk<Mask, block_m, key_intervals<Mask> && parts == 2> walk(mask, has_rows ? keys : Span{0, 0});
+      RowWalk<Mask, block_m, RowOrder::apart, key_intervals<Mask> && parts == 2> walk(
+          mask, has_rows ? keys : Span{0, 0});
       Step next;
       do {
         next.head = walk.next(next.block) ? head : -1;

@@ -33,7 +33,11 @@ struct BackwardSm90a {
 
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
   static constexpr bool makes_dk = sums != BackwardSums::dv, makes_dv = sums != BackwardSums::dk;
-  static constexpr bool makes_dq = makes_dk && !Spec::deterministic;
+  // A kernel of its own may make dQ (backward_sm90a_dq.cuh). Else a deterministic one adds it in a fixed
+  // order.
+  static constexpr bool separate_dq = has_dq_kernel<Config>;
+  static constexpr bool makes_dq = makes_dk && !separate_dq;
+  static constexpr bool orders_dq = makes_dq && Spec::deterministic;
   // Weights and dS are made at once, where formulas have derivatives. Blocks of the grid that make dV alone
   // need none.
   static constexpr bool differentiates = ScoreGradient::changes && makes_dk;
@@ -43,13 +47,14 @@ struct BackwardSm90a {
                                               block_n,
                                               makes_dk ? Config::num_stages : backward_dv_stages,
                                               Spec::dropout,
-                                              Spec::deterministic,
+                                              separate_dq,
                                               ScoreGradient::changes,
                                               sums};
   static constexpr int stages = layout.stages;
   // Whether a block of the grid may have several places, and then writes dQ as well.
   static constexpr bool has_places = sums == BackwardSums::both, finishes_dq = has_places && makes_dq;
-  using Turns = BackwardTurns<Spec, block_n, finishes_dq>;
+  using Turns = BackwardTurns<Spec, block_n, finishes_dq, orders_dq>;
+  static_assert(!orders_dq || (finishes_dq && layout.stages_dq && key_intervals<Mask>));
   using Ring = Sm90aRing<stages>;
   static constexpr int consumers = layout.consumers, consumer_warps = 4 * consumers;
   static constexpr int k_panels = ceil_div(Spec::head_dim, layout.panel);
@@ -113,7 +118,7 @@ struct BackwardSm90a {
     int keys_end;     // with padding
     u32 head;         // of the schedule
     FLASHJIT_FN Work(const CudaBackwardParams& p, u32 place) {
-      const KeyBlock<Mask> of_grid = Turns(p).key_block(place);
+      const typename Turns::KeyBlock of_grid = Turns(p).key_block(place);
       const int block = static_cast<int>(of_grid.block);
       head = of_grid.head;
       problem = problem_of<Mask::padding>(p, of_grid.head);

@@ -76,6 +76,10 @@ FLASHJIT_FN i64 workspace_row(const CudaBackwardParams& p, const Problem& proble
   return problem.head_q * p.rows + p.first_row(problem.batch, problem.first_q, Spec::varlen);
 }
 
+// Whether dQ has a kernel of its own.
+template <class Config>
+constexpr bool has_dq_kernel = requires { typename Config::DqProducts; };
+
 // Whether tiles may have rows past their sequence's end that TMA does not zero.
 template <class Spec>
 constexpr bool ends_within_tensors = Spec::varlen || Spec::Mask::padding;

@@ -2,6 +2,7 @@
 // rows, and a thread for each consumer adds its dQ to the sums.
 #pragma once
 
+#include "cuda/backward_sm90a_order.cuh"
 #include "cuda/backward_sm90a_parts.cuh"
 #include "cuda/backward_sm90a_turns.cuh"
 #include "cuda/ptx_reduce.cuh"
@@ -53,7 +54,7 @@ struct Sm90aBackwardProducer {
           if constexpr (has_row_bits<Mask>)
             return RowBitsWalk(row_bits<Spec>(p, problem, work.keys.begin), p.row_words);
           else
-            return RowWalk<Mask, block_m>(
+            return RowWalk<Mask, block_m, Kernel::orders_dq ? RowOrder::down : RowOrder::apart>(
                 mask, work.keys,
                 Kernel::has_places ? Kernel::Turns::rows_of_head(p, work.head) : Span{0, 0x7fffffff});
         }();
@@ -122,6 +123,7 @@ struct Sm90aBackwardProducer {
     constexpr int row_floats = cuda_backward_row(Spec::head_dim);
     constexpr Sm90aBackwardLayout parts = layout;  // device memory has no place for a static member
     float* const sums = p.dq_sums + (layout.divides_rows ? consumer * 64 * row_floats : 0);
+    [[maybe_unused]] DqOrder<Kernel> order(p, consumer);
     for (u32 parity = 0;;) {
       u32 message[4];
 #pragma unroll
@@ -139,6 +141,8 @@ struct Sm90aBackwardProducer {
           mbarrier_arrive(shared.dq_empty(consumer));
           continue;
         }
+        if constexpr (Kernel::orders_dq)
+          if (part == 0) order.wait_for(message[1], message[2]);
         const int columns = parts.dq_part_columns(part), first = parts.dq_first_column(part, consumer);
         float* const to = sums + static_cast<i64>(message[2]) * (place_rows * row_floats) + first * 16;
         // The bytes of 16 rows. The product of the last columns may be wider than the sums.
@@ -151,6 +155,8 @@ struct Sm90aBackwardProducer {
         cp_async_bulk_commit_group();
         cp_async_bulk_wait_group_read();
         mbarrier_arrive(shared.dq_empty(consumer));
+        if constexpr (Kernel::orders_dq)
+          if (part == layout.dq_parts - 1) order.end(message[2]);
         if (static_cast<int>(message[0]) == last_dq) end_place();
       }
       if (static_cast<int>(message[0]) == no_more_blocks) break;

@@ -17,9 +17,11 @@ namespace flashjit::device {
 
 constexpr u32 no_turn = 0xffffffff;
 
-template <class Spec, int block_n, bool finishes_dq>
+// orders_dq: places of a head begin apart, so that none waits for long (backward_sm90a_order.cuh).
+template <class Spec, int block_n, bool finishes_dq, bool orders_dq>
 struct BackwardTurns {
   using Mask = typename Spec::Mask;
+  using KeyBlock = device::KeyBlock<Mask, orders_dq || makes_work_differ<Mask>>;
 
   // Rows that the consumers' warps convert at once, 16 each.
   static constexpr int consumer_warps = block_n / 16, part_rows = consumer_warps * 16;
@@ -36,7 +38,7 @@ struct BackwardTurns {
 
   // All places of a head are taken, and most probably done, so many turns after any of them.
   FLASHJIT_FN u32 lag() const {
-    return min(min(KeyBlock<Mask>::heads_of(p.section), heads) * blocks + 2 * gridDim.x, places);
+    return min(min(KeyBlock::heads_of(p.section), heads) * blocks + 2 * gridDim.x, places);
   }
   // A place's share of its head's rows, and its parts in turns without a place.
   FLASHJIT_FN int rows() const {
@@ -44,7 +46,7 @@ struct BackwardTurns {
   }
   FLASHJIT_FN u32 parts() const { return static_cast<u32>(max(ceil_div(rows(), part_rows), 1)); }
 
-  FLASHJIT_FN KeyBlock<Mask> key_block(u32 place) const { return {place, blocks, heads, p.section}; }
+  FLASHJIT_FN KeyBlock key_block(u32 place) const { return {place, blocks, heads, p.section}; }
 
   // The rows that a head of the schedule has: all, or a part of them.
   FLASHJIT_FN static Span rows_of_head(const CudaBackwardParams& p, u32 head) {
@@ -61,7 +63,7 @@ struct BackwardTurns {
     const u32 late = lag();
     if (!finishes_dq || turn < late) return {0, 0, 0};
     const u32 in_end = turn - min(turn, places), count = turn < places ? 1 : parts();
-    const KeyBlock<Mask> from = key_block(turn < places ? turn - late : places - late + in_end / count);
+    const KeyBlock from = key_block(turn < places ? turn - late : places - late + in_end / count);
     const Span of_head = rows_of_head(p, from.head);
     const int first = of_head.begin + static_cast<int>(from.block) * rows(),
               end = min(first + rows(), of_head.end);

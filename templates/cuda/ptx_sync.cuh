@@ -50,6 +50,10 @@ FLASHJIT_FN void bar_sync(int id, int threads) {
 FLASHJIT_FN void red_add_release(u32* to, u32 value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
+// Writes when all that this thread has written, or has seen written, is visible.
+FLASHJIT_FN void st_release(u32* to, u32 value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
 // Waits until the number is at least so large.
 FLASHJIT_FN void ld_acquire_wait(const u32* from, u32 least) {
   u32 value;

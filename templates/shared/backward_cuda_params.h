@@ -35,6 +35,11 @@ FLASHJIT_FN constexpr int backward_dq_keys(int head_dim, int head_dim_v) {
   return round_up(head_dim, 16) + round_up(head_dim_v, 16) > 384 ? 16 : 32;
 }
 
+// Blocks of 64 rows that dq_blocks_added counts, for each of two consumers, of so many rows.
+FLASHJIT_FN constexpr i64 backward_ordered_blocks(i64 rows) {
+  return rows / 64 * 2;
+}
+
 // Floats of a row of dQ's sums.
 FLASHJIT_FN constexpr int cuda_backward_row(int head_dim) {
   return round_up(head_dim, 16);
@@ -97,6 +102,10 @@ struct CudaBackwardParams : BackwardParams {
   // rows of each head with places of its own the consumers' warps that have added the last dQ of a place to
   // the sums, [batch, place_heads, row_parts]. Null if the grid is none.
   u32 *next_turn, *places_done;
+  // In the workspace, where dQ is added in a fixed order: the blocks of keys that have been added to dQ's
+  // sums, [num_heads_q, rows / 64, 2], for each consumer of a persistent grid's block
+  // (cuda/backward_sm90a_order.cuh). Null if dQ is added in any order.
+  u32* dq_blocks_added;
   // A block of the grid has the keys of a place for so many query heads, a divisor of a group. An entry of
   // the batch has so many heads with places of their own.
   int place_group, place_heads;

@@ -25,8 +25,8 @@ struct Sm90aBackwardLayout {
   // Rows whose dP a thread holds at once: those of a step, or half of them where dK and dV leave few
   // registers.
   int tile_rows;
-  // The same for scores. With all rows of a step in one product, K is read once. Deterministic kernels in
-  // tiles hold half of them: ptxas finds no registers for all.
+  // The same for scores. With all rows of a step in one product, K is read once. Kernels without dQ hold half
+  // of them where they have tiles: ptxas finds no registers for all.
   int score_rows;
   // dQ of a step is divided among consumers. With 128 rows each computes 64 of them. With 64 rows each
   // computes one panel of every two, and its part of a last one. So it has one product or two.
@@ -56,11 +56,11 @@ struct Sm90aBackwardLayout {
   int k, v, q, d_o, ds, dq, lse, delta, far_max, words, messages, dropout_key, first_turn, barriers, end;
 
   FLASHJIT_FN constexpr Sm90aBackwardLayout(int head_dim, int head_dim_v, int block_m, int block_n,
-                                            int num_stages, bool dropout, bool deterministic,
-                                            bool derivatives, BackwardSums sums)
+                                            int num_stages, bool dropout, bool separate_dq, bool derivatives,
+                                            BackwardSums sums)
       : consumers(block_n / warpgroup_keys),
         tile_rows(sums == BackwardSums::both && head_dim + head_dim_v > 256 ? block_m / 2 : block_m),
-        score_rows(deterministic ? tile_rows : block_m),
+        score_rows(separate_dq ? tile_rows : block_m),
         divides_rows(block_m == consumers * 64),
         joins_dq(sums == BackwardSums::dk && !divides_rows && ceil_div(head_dim, panel) == 3),
         dq_pairs(divides_rows ? 0 : ceil_div(head_dim, panel) / 2),
@@ -80,7 +80,7 @@ struct Sm90aBackwardLayout {
         k_bytes(ceil_div(head_dim, panel) * k_panel),
         v_bytes(sums == BackwardSums::dv ? 0 : ceil_div(head_dim_v, panel) * k_panel),
         buffer_bytes(max(q_bytes, do_bytes)),
-        ds_bytes(deterministic || sums == BackwardSums::dv ? 0 : consumers * q_panel),
+        ds_bytes(separate_dq || sums == BackwardSums::dv ? 0 : consumers * q_panel),
         dq_bytes(0),
         k(0),
         v(k_bytes),
@@ -97,7 +97,7 @@ struct Sm90aBackwardLayout {
         first_turn(0),
         barriers(0),
         end(0) {
-    const bool makes_dq = !deterministic && sums != BackwardSums::dv;
+    const bool makes_dq = !separate_dq && sums != BackwardSums::dv;
     const auto fits = [&](int buffers, bool with_dq) {
       ds_buffers = buffers;
       stages_dq = with_dq && makes_dq && !joins_dq;

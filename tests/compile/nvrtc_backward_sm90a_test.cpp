@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <random>
 
+#include "codegen/families/backward_kernels.hpp"
 #include "codegen/families/wgmma_products.hpp"
 #include "codegen/formulas/formula_traits.hpp"
 #include "tests/compile/nvrtc_test.hpp"
@@ -33,7 +34,12 @@ void expect_sound_backward(const Case& c, const CompiledKernel& kernel) {
            type,
        "cp.async.bulk.tensor.4d.shared", "cp.async.bulk.shared", "mbarrier.try_wait", "setmaxnreg.inc",
        "setmaxnreg.dec", "griddepcontrol.launch_dependents", "griddepcontrol.wait"});
-  if (!c.spec.deterministic) {
+  const CudaBackwardKernels kernels(c.spec, c.config);
+  if (kernels.orders_dq()) {
+    instructions.push_back("ld.acquire.gpu.global.u32");
+    instructions.push_back("st.release.gpu.global.u32");
+  }
+  if (!kernels.separate_dq) {
     instructions.push_back(layout.stages_dq ? "cp.reduce.async.bulk.global.shared" : "red.global.add.v4.f32");
     instructions.push_back("stmatrix.sync.aligned");
   }

@@ -4,6 +4,7 @@
 #include <limits>
 #include <tuple>
 
+#include "codegen/families/backward_kernels.hpp"
 #include "cuda/backward_sm90a.cuh"
 #include "cuda/backward_sm90a_dq.cuh"
 #include "shared/backward_cpu_params.h"
@@ -24,8 +25,34 @@ struct WithFloatGradients : Spec {
 template <int block_m, int num_stages>
 using ConfigOf = TilesOf<block_m, 128, num_stages, 12>;
 template <class Spec, class Config>
+constexpr device::Sm90aBackwardLayout layout_of(bool separate_dq, int num_stages = Config::num_stages,
+                                                device::BackwardSums sums = device::BackwardSums::both) {
+  return {Spec::head_dim,
+          Spec::head_dim_v,
+          Config::block_m,
+          Config::block_n,
+          num_stages,
+          Spec::dropout,
+          separate_dq,
+          device::ScoreGradient<typename Spec::Score>::changes,
+          sums};
+}
+// As CudaBackwardKernels has it.
+template <class Spec, class Config>
+constexpr bool separates_dq() {
+  const auto layout = layout_of<Spec, Config>(false);
+  return Spec::deterministic && (device::backward_divides_sums(Spec::head_dim, Spec::head_dim_v) ||
+                                 device::has_row_bits<typename Spec::Mask> || learns<Spec> ||
+                                 !layout.stages_dq || layout.tile_rows < Config::block_m);
+}
+template <class Spec, class Config>
 struct Emulated : Config {
-  using Products = device::EmulatedBackwardProducts<Spec, Config>;
+  using Products = device::EmulatedBackwardProducts<Spec, Config, false>;
+};
+template <class Spec, class Config>
+  requires(separates_dq<Spec, Config>())
+struct Emulated<Spec, Config> : Config {
+  using Products = device::EmulatedBackwardProducts<Spec, Config, true>;
   using DqProducts = device::EmulatedDqProducts<Spec>;
 };
 
@@ -34,12 +61,12 @@ struct Sm90aKernels {
   static void launch(const Case& given, AttentionArgs args) {
     using device::BackwardSums;
     constexpr bool divides_sums = device::backward_divides_sums(Spec::head_dim, Spec::head_dim_v);
+    constexpr bool separate_dq = separates_dq<Spec, Config>();
     const auto shared_memory = [](int num_stages, BackwardSums sums) {
-      return device::Sm90aBackwardLayout(Spec::head_dim, Spec::head_dim_v, Config::block_m, Config::block_n,
-                                         num_stages, Spec::dropout, Spec::deterministic,
-                                         device::ScoreGradient<typename Spec::Score>::changes, sums)
-          .end;
+      return layout_of<Spec, Config>(separate_dq, num_stages, sums).end;
     };
+    const KernelConfig config{Config::block_m, Config::block_n, Config::num_stages, Config::num_warps};
+    EXPECT_EQ(CudaBackwardKernels(given.spec, config).separate_dq, separate_dq);
     BackwardParamsOf<Spec> p{};
     check(given, args, p);
     if (p.batch == 0) return;
@@ -91,7 +118,7 @@ struct Sm90aKernels {
     std::vector<Marks> far_marks(stats / 64);
     std::memset(far_marks.data(), 0xff, stats / 4);
     p.far_marks = far_marks[0].of_rows;
-    p.dq_sums = Spec::deterministic ? nullptr : p.far_max + stats;
+    p.dq_sums = separate_dq ? nullptr : p.far_max + stats;
     if (has_key_sums) {
       p.dk_sums = p.dq_sums + stats * static_cast<std::size_t>(row);
       p.dv_sums = p.dk_sums + keys * static_cast<std::size_t>(row);
@@ -107,6 +134,9 @@ struct Sm90aKernels {
       p.next_turn = counters.data();
       p.places_done = p.next_turn + 1;
     }
+    std::vector<device::u32> blocks_added(
+        static_cast<std::size_t>(device::backward_ordered_blocks(p.num_heads_q * p.rows)), 0xffffffff);
+    if (Spec::deterministic && !separate_dq) p.dq_blocks_added = blocks_added.data();
     const i64 row_units =
         i64{p.batch} * p.num_heads_q * device::ceil_div(p.seqlen_q, device::backward_row_unit);
     run_grid(row_units * (device::backward_row_unit / device::backward_rows_of_block),
@@ -135,7 +165,7 @@ struct Sm90aKernels {
       run_grid(std::min<i64>(places, 2), threads, shared_memory(Config::num_stages, BackwardSums::both),
                main_step);
     }
-    if (Spec::deterministic)
+    if constexpr (separate_dq)
       run_grid(i64{p.batch} * p.num_heads_q * device::ceil_div(p.seqlen_q, device::Sm90aDqLayout::rows),
                device::Sm90aDqLayout::threads,
                device::Sm90aDqLayout(Spec::head_dim, Spec::head_dim_v, Spec::dropout).end,

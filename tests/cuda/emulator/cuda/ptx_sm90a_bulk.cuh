@@ -20,6 +20,7 @@ inline void cp_reduce_async_bulk_add(float* to, u32 from, u32 bytes) {
 inline void cp_async_bulk_commit_group() {}
 inline void cp_async_bulk_wait_group_read() {}
 inline void cp_async_bulk_wait_group() {}
+inline void fence_proxy_async_global() {}
 
 // A lane holds rows 2 (lane % 4) and the next one of column lane / 4 of each matrix.
 inline void stmatrix_x4_trans(u32 to, const u32 (&r)[4]) {
@@ -48,7 +49,7 @@ void emulated_rs(float (&d)[N / 2], const u32 (&a)[steps][4], u64 b, int accumul
                          i > 0 || accumulate);
 }
 
-template <class Spec, class Config>
+template <class Spec, class Config, bool separate_dq>
 struct EmulatedBackwardProducts {
   using Element = typename Spec::Element;
   static constexpr int block_m = Config::block_m;
@@ -59,7 +60,7 @@ struct EmulatedBackwardProducts {
       Config::block_n,
       Config::num_stages,
       Spec::dropout,
-      Spec::deterministic,
+      separate_dq,
       ScoreGradient<typename Spec::Score>::changes,
       backward_divides_sums(Spec::head_dim, Spec::head_dim_v) ? BackwardSums::dk : BackwardSums::both};
   static constexpr int tile_rows = layout.tile_rows, score_rows = layout.score_rows;

@@ -23,6 +23,9 @@ inline void bar_sync(int id, int threads) {
 inline void red_add_release(u32* to, u32 value) {
   *to += value;
 }
+inline void st_release(u32* to, u32 value) {
+  *to = value;
+}
 inline void ld_acquire_wait(const u32* from, u32 least) {
   emulator::block().wait([&] { return *from >= least; });
 }

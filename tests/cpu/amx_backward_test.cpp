@@ -14,7 +14,7 @@
 #include "runtime/operation.hpp"
 #include "tests/cpu/emulated_code.hpp"
 #include "tests/numerics/specs.hpp"
-#include "tests/support/sample_seed.hpp"
+#include "tests/support/sampled_test.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/element.hpp"
 #include "tools/verify/mask.hpp"
@@ -62,8 +62,10 @@ class EmulatedBackward {
   EmulatedCode code_;
 };
 
-class AmxBackward : public testing::Test {
+class AmxBackward : public SampledTest {
  protected:
+  AmxBackward() : SampledTest(8) {}
+
   // Only lends its memory.
   TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
 
@@ -72,8 +74,10 @@ class AmxBackward : public testing::Test {
   }
   void TearDown() override {
     std::cout << "  at most " << take_share_of_bound() << " of the bound" << std::endl;
+    SampledTest::TearDown();
   }
   void expect(const Case& c, const EmulatedBackward& kernel) {
+    if (!has_turn()) return;
     Workload workload(host, c);
     workload.reset();
     kernel.launch(c.shape(), workload.args());
@@ -115,9 +119,7 @@ TEST_F(AmxBackward, HeadDimsAndDtypesOfGradients) {
 }
 
 TEST_F(AmxBackward, WideHeads) {
-  std::size_t place = 0;
   for (const auto& [dim, dim_v] : {std::pair{512, 512}, {1024, 1024}}) {
-    if (!in_sample("wide heads of backwards, AMX", place++, 2)) continue;
     const AttentionSpec spec = backward_spec(dim, {CausalMask{}}, {.head_dim_v = dim_v});
     expect({.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 70, .seqlen_k = 90}, 64);
   }
@@ -167,16 +169,15 @@ TEST_F(AmxBackward, MasksWithAndWithoutDropout) {
       const AttentionSpec spec = backward_spec(40, mask, {.dropout = dropout});
       const EmulatedBackward kernel(spec, heuristic_config(spec, amx, {}));
       for (const std::uint64_t seed : {1, 4})
-        if (test_all() || (seed == 1) == (dropout == (sample_seed() % 2 == 1)))
-          expect({.spec = spec,
-                  .batch = 2,
-                  .heads_q = 4,
-                  .heads_kv = 2,
-                  .seqlen_q = 150 - 20 * static_cast<int>(seed),
-                  .seqlen_k = 130 + 30 * static_cast<int>(seed),
-                  .poison = seed % 2 ? Poison::nan : Poison::infinity,
-                  .seed = seed},
-                 kernel);
+        expect({.spec = spec,
+                .batch = 2,
+                .heads_q = 4,
+                .heads_kv = 2,
+                .seqlen_q = 150 - 20 * static_cast<int>(seed),
+                .seqlen_k = 130 + 30 * static_cast<int>(seed),
+                .poison = seed % 2 ? Poison::nan : Poison::infinity,
+                .seed = seed},
+               kernel);
     }
 }
 
@@ -188,6 +189,7 @@ TEST_F(AmxBackward, FarScores) {
         std::string(R"({"op": "backward", "dtype": "bf16", "head_dim": 40)") + fields + "}");
     const EmulatedBackward kernel(spec, blocks_of(64), 3);
     for (const float scale : {1.0f, 1e4f, 1e10f}) {
+      if (!has_turn()) continue;
       Case c{.spec = spec, .batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 70, .seqlen_k = 130};
       c.softmax_scale = scale;
       if (spec.varlen) c.lengths_q = {3, 70}, c.lengths_k = {40, 130};
@@ -214,6 +216,7 @@ TEST_F(AmxBackward, ValuesThatAreNotFinite) {
                                        {&AttentionArgs::v, inf},
                                        {&AttentionArgs::d_o, nan},
                                        {&AttentionArgs::d_o, inf}}) {
+      if (!has_turn()) continue;
       const Case c{.spec = spec,
                    .heads_q = 2,
                    .heads_kv = 1,

@@ -24,6 +24,7 @@
 #include "tests/cpu/emulated_code.hpp"
 #include "tests/numerics/specs.hpp"
 #include "tests/support/row_in_batches.hpp"
+#include "tests/support/sampled_test.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/element.hpp"
 #include "tools/verify/mask.hpp"
@@ -77,8 +78,10 @@ class EmulatedKernel {
   EmulatedCode code_;
 };
 
-class EmulatedAmx : public testing::Test {
+class EmulatedAmx : public SampledTest {
  protected:
+  EmulatedAmx() : SampledTest(8) {}
+
   // Only lends its memory.
   TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
 
@@ -87,9 +90,13 @@ class EmulatedAmx : public testing::Test {
   }
   void TearDown() override {
     std::cout << "  at most " << take_share_of_bound() << " of the bound" << std::endl;
+    SampledTest::TearDown();
   }
 
   void expect(const Case& c, const EmulatedKernel& kernel) {
+    if (has_turn()) expect_always(c, kernel);
+  }
+  void expect_always(const Case& c, const EmulatedKernel& kernel) {
     Workload workload(host, c);
     workload.reset();
     kernel.launch(c.spec, workload.args());
@@ -97,6 +104,7 @@ class EmulatedAmx : public testing::Test {
   }
   // expect(), and keeping packed blocks for other tiles changes no bit.
   void expect_kept(const Case& c, const EmulatedKernel& kernel) {
+    if (!has_turn()) return;
     Workload workload(host, c);
     workload.reset();
     kernel.launch(c.spec, workload.args());
@@ -125,7 +133,7 @@ TEST_F(EmulatedAmx, Lengths) {
     std::uint64_t seed = 0;
     for (const int rows : {1, 2, 31, 32, 33, 70, 130})
       for (const int keys : {1, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 200}) {
-        if (!in_sample("lengths, AMX", ++seed, 4)) continue;
+        ++seed;
         expect({.spec = spec,
                 .batch = 2,
                 .heads_q = 3,
@@ -153,7 +161,6 @@ TEST_F(EmulatedAmx, HeadDims) {
                                    {256, 256},
                                    {8, 256},
                                    {256, 8}}) {
-    if (!in_sample("head dims, AMX", static_cast<std::uint64_t>(dim + 512 * dim_v), 2)) continue;
     expect({.spec = forward_spec(DType::bf16, dim, {CausalMask{}}, {.head_dim_v = dim_v}),
             .heads_q = 2,
             .heads_kv = 1,
@@ -167,11 +174,13 @@ TEST_F(EmulatedAmx, HeadDims) {
 TEST_F(EmulatedAmx, BatchInvariantBits) {
   constexpr int position = 700;
   for (const auto& [dim, varlen] : {std::pair{64, false}, {72, true}}) {
+    if (!in_sample("bits, AMX", varlen, 2)) continue;
     const AttentionSpec spec =
         forward_spec(DType::bf16, dim, {CausalMask{}}, {.varlen = varlen, .batch_invariant = true});
     std::vector<std::byte> expected;
     for (const KernelConfig& config : search_space(spec, amx))
       for (const int threads : {1, 64}) {
+        if (!expected.empty() && !has_turn()) continue;
         const EmulatedKernel kernel(spec, config, threads);
         for (const Batch& batch :
              {Batch{{1}, 0, {}, 0}, Batch{{position + 1}, 0, {}, 0}, Batch{{100, 700, 3}, 37, {900, 5}, 0},
@@ -204,18 +213,18 @@ TEST_F(EmulatedAmx, PackedSequences) {
 }
 
 TEST_F(EmulatedAmx, PartsOfKeysAndSharedTiles) {
-  std::uint64_t place = 0;
   for (const auto& mask : {std::vector<Mask>{},
                            {CausalMask{}},
                            {BlockSparseMask{32, 64}},
                            {PaddingMask{}, SlidingWindowMask{}}}) {
     for (const auto& [dim, block_n] : {std::pair{72, 64}, {56, 192}}) {
-      if (!in_sample("parts of keys, AMX", place++, 2)) continue;
       const AttentionSpec spec = forward_spec(DType::bf16, dim, mask, {.head_dim_v = 40});
       const EmulatedKernel kernel(spec, tiles_of(64, block_n), 64);
       for (const int rows : {1, 5, 30}) {
-        expect({.spec = spec, .batch = 2, .heads_q = 6, .heads_kv = 2, .seqlen_q = rows, .seqlen_k = 3001},
-               kernel);
+        if (!has_turn()) continue;
+        expect_always(
+            {.spec = spec, .batch = 2, .heads_q = 6, .heads_kv = 2, .seqlen_q = rows, .seqlen_k = 3001},
+            kernel);
         EXPECT_GT(kernel.key_parts, 1);
       }
     }
@@ -234,13 +243,9 @@ TEST_F(EmulatedAmx, Masks) {
                                      {TreeMask{}, PaddingMask{}}};
   for (const auto& mask : masks) {
     for (const int dim : {40, 72}) {
-      if (!in_sample("masks, AMX", static_cast<std::uint64_t>(&mask - masks + dim), 2)) continue;
       const AttentionSpec spec = forward_spec(DType::bf16, dim, mask);
-      std::optional<EmulatedKernel> one_tile, several;  // compiled for the first case that takes them
-      constexpr std::uint64_t seeds[] = {1, 3, 4, 6};
-      for (const std::uint64_t& seed : seeds) {
-        if (!in_sample("seeds, AMX", static_cast<std::uint64_t>(&seed - seeds + 4 * (&mask - masks)), 4))
-          continue;
+      const EmulatedKernel one_tile(spec, heuristic_config(spec, amx, {})), several(spec, tiles_of(32, 96));
+      for (const std::uint64_t seed : {1, 3, 4, 6}) {
         const Case c = {.spec = spec,
                         .batch = 2,
                         .heads_q = 4,
@@ -249,13 +254,10 @@ TEST_F(EmulatedAmx, Masks) {
                         .seqlen_k = 130 + 30 * static_cast<int>(seed),
                         .poison = seed % 2 ? Poison::nan : Poison::infinity,
                         .seed = seed};
-        if (seed % 3 == 0) {
-          if (!several) several.emplace(spec, tiles_of(32, 96));
-          expect_kept(c, *several);
-        } else {
-          if (!one_tile) one_tile.emplace(spec, heuristic_config(spec, amx, {}));
-          expect(c, *one_tile);
-        }
+        if (seed % 3 == 0)
+          expect_kept(c, several);
+        else
+          expect(c, one_tile);
       }
     }
   }
@@ -299,19 +301,14 @@ TEST_F(EmulatedAmx, EveryConfigOfTheSearchSpace) {
     const AttentionSpec spec = forward_spec(DType::bf16, dim, {CausalMask{}});
     std::vector<KernelConfig> configs = search_space(spec, amx);
     configs.push_back(tiles_of(48, 80));
-    for (std::size_t i = 0; i < configs.size(); ++i) {
-      if (!in_sample("configs, AMX", i, 3)) continue;
-      const KernelConfig& config = configs[i];
+    for (const KernelConfig& config : configs)
       expect({.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 333}, config);
-    }
   }
 }
 
 // Rows that there are not are zeros as long as any head.
 TEST_F(EmulatedAmx, WideHeads) {
-  std::size_t place = 0;
   for (const auto& [dim, dim_v] : {std::pair{512, 512}, {576, 512}, {64, 1024}, {1024, 1024}}) {
-    if (!in_sample("wide heads, AMX", place++, 4)) continue;
     const AttentionSpec spec = forward_spec(DType::bf16, dim, {CausalMask{}}, {.head_dim_v = dim_v});
     expect({.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 70, .seqlen_k = 170},
            heuristic_config(spec, amx, {}));
@@ -324,6 +321,7 @@ TEST_F(EmulatedAmx, ValuesThatAreNotFinite) {
     for (const auto& [dim, value] : {std::pair{40, std::numeric_limits<float>::quiet_NaN()},
                                      {40, std::numeric_limits<float>::infinity()},
                                      {72, std::numeric_limits<float>::infinity()}}) {
+      if (!has_turn()) continue;
       const AttentionSpec spec = forward_spec(DType::bf16, dim, mask);
       const Case c{.spec = spec,
                    .heads_q = 2,
@@ -376,6 +374,7 @@ TEST_F(EmulatedAmx, ValuesThatAreNotFinite) {
 TEST(AmxKernel, MultipliesTilesAndCallsNobody) {
   for (const bool dropout : {false, true})
     for (const int dim : {40, 64, 128, 256}) {
+      if (!in_sample("code for AMX", static_cast<std::uint64_t>(dim + dropout), 3)) continue;
       const AttentionSpec spec = forward_spec(DType::bf16, dim, {CausalMask{}}, {.dropout = dropout});
       const KernelSource source = render(spec, amx, heuristic_config(spec, amx, {}));
       const CompiledKernel kernel = clang_compiler()->compile(source, true);

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -40,15 +41,16 @@ class FilledMemory {
 
 class EmulatedCode {
  public:
-  explicit EmulatedCode(KernelSource source) : source_(std::move(source)), object_(compile()) {}
+  explicit EmulatedCode(KernelSource source) : source_(std::move(source)) {}
 
   const Step& step(std::size_t index) const { return source_.steps.at(index); }
   const std::vector<Step>& steps() const { return source_.steps; }
 
-  // Calls a step for items [0, items), a few at a time.
+  // Calls a step for items [0, items), a few at a time. The first call compiles.
   void run(std::size_t index, const void* params, long long items, void* scratch) const {
+    if (!object_) object_.emplace(compile());
     const auto entry = reinterpret_cast<void (*)(const void*, long long, long long, void*)>(
-        object_.function(step(index).function));
+        object_->function(step(index).function));
     for (long long item = 0; item < items; item += 3) {
       entry(params, item, std::min(item + 3, items), scratch);
       ASSERT_FALSE(asked("emulated_tiles_configured"));
@@ -64,9 +66,10 @@ class EmulatedCode {
     }();
     return text;
   }
-  std::string compile() {
+  std::string compile() const {
+    KernelSource source = source_;
     std::string lanes;
-    for (EmbeddedHeader& header : source_.headers) {
+    for (EmbeddedHeader& header : source.headers) {
       if (header.name == "cpu/instructions.h") header.text = emulator();
       if (header.name != "cpu/formula_lanes.h") continue;
       // No register of this target holds a vector.
@@ -75,13 +78,13 @@ class EmulatedCode {
       lanes.replace(lanes.find(in_register), in_register.size(), "\"+m\"(product)");
       header.text = lanes;
     }
-    source_.target = Target::parse("x86-64-v3");
-    return clang_compiler()->compile(source_).code;
+    source.target = Target::parse("x86-64-v3");
+    return clang_compiler()->compile(source).code;
   }
-  bool asked(const char* name) const { return reinterpret_cast<int (*)()>(object_.function(name))() != 0; }
+  bool asked(const char* name) const { return reinterpret_cast<int (*)()>(object_->function(name))() != 0; }
 
   KernelSource source_;
-  LoadedObject object_;
+  mutable std::optional<LoadedObject> object_;
 };
 
 }  // namespace flashjit::testing_support

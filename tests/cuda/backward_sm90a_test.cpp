@@ -250,11 +250,6 @@ TEST_F(BackwardSm90a, LengthsAroundEdges) {
                    .layout = static_cast<MemoryLayout>(seed % 5),
                    .layout_kv = static_cast<MemoryLayout>(seed / 2 % 5),
                    .seed = seed + 1};
-      // A random quarter of the cases: a host thread takes long for each GPU thread.
-      if (!in_sample("lengths, backward", seed, 4)) {
-        ++seed;
-        continue;
-      }
       switch (seed++ % 4) {
         case 0:
           expect<SpecOf<Bf16, 64, 64, false>, ConfigOf<128, 2>>(c, {});
@@ -289,35 +284,27 @@ TEST_F(BackwardSm90a, WideKeysAndNarrowValues) {
 }
 // Blocks of the grid make either dK or dV, or both in two tiles of rows.
 TEST_F(BackwardSm90a, WideHeads) {
-  std::uint64_t place = 0;
-  const auto in_turn = [&] { return in_sample("wide heads, backward", place++, 2); };
   // An even seed divides groups where a block makes both sums.
   const Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 70, .seqlen_k = 140, .seed = 2};
-  if (in_turn()) expect<SpecOf<Bf16, 256, 256, false, BottomRight>, ConfigOf<64, 1>>(c, {CausalMask{}});
-  if (in_turn()) expect<SpecOf<Fp16, 192, 128, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
-  if (in_turn()) expect<SpecOf<Bf16, 136, 160, false>, ConfigOf<64, 1>>(c, {});
-  if (in_turn())
-    expect<SpecOf<Bf16, 40, 224, false, BottomRight, device::Padding>, ConfigOf<64, 2>>(
-        c, {CausalMask{}, PaddingMask{}});
-  if (in_turn())
-    expect<Deterministic<SpecOf<Fp16, 200, 72, false, BottomRight>>, ConfigOf<64, 2>>(c, {CausalMask{}});
-  if (in_turn())
-    expect<WithDropout<SpecOf<Bf16, 160, 256, false, BottomRight>>, ConfigOf<64, 1>>(c, {CausalMask{}});
+  expect<SpecOf<Bf16, 256, 256, false, BottomRight>, ConfigOf<64, 1>>(c, {CausalMask{}});
+  expect<SpecOf<Fp16, 192, 128, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
+  expect<SpecOf<Bf16, 136, 160, false>, ConfigOf<64, 1>>(c, {});
+  expect<SpecOf<Bf16, 40, 224, false, BottomRight, device::Padding>, ConfigOf<64, 2>>(
+      c, {CausalMask{}, PaddingMask{}});
+  expect<Deterministic<SpecOf<Fp16, 200, 72, false, BottomRight>>, ConfigOf<64, 2>>(c, {CausalMask{}});
+  expect<WithDropout<SpecOf<Bf16, 160, 256, false, BottomRight>>, ConfigOf<64, 1>>(c, {CausalMask{}});
   const Case packed{
       .heads_q = 4, .heads_kv = 2, .lengths_q = {30, 1, 0, 130}, .lengths_k = {30, 140, 5, 20}, .seed = 4};
-  if (in_turn()) expect<SpecOf<Bf16, 256, 72, true, BottomRight>, ConfigOf<64, 1>>(packed, {CausalMask{}});
+  expect<SpecOf<Bf16, 256, 72, true, BottomRight>, ConfigOf<64, 1>>(packed, {CausalMask{}});
   // Block lists look at the rows of several blocks, each of which takes the place of an earlier one.
   const Case longer{.heads_q = 1, .heads_kv = 1, .seqlen_q = 330, .seqlen_k = 40, .seed = 5};
   const std::vector<Mask> lists = {BlockSparseMask{16, 32, true}};
-  if (in_turn())
-    expect<SpecOf<Fp16, 184, 104, false, device::BlockSparse<16, 32, true>>, ConfigOf<64, 2>>(longer, lists,
-                                                                                              true);
+  expect<SpecOf<Fp16, 184, 104, false, device::BlockSparse<16, 32, true>>, ConfigOf<64, 2>>(longer, lists,
+                                                                                            true);
   const Case padded{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 300, .seqlen_k = 150, .seed = 6};
-  if (in_turn())
-    expect<Deterministic<
-               SpecOf<Bf16, 248, 40, false, Window, device::Padding, device::BlockSparse<80, 112, true>>>,
-           ConfigOf<64, 2>>(padded, {SlidingWindowMask{}, PaddingMask{}, BlockSparseMask{80, 112, true}},
-                            true);
+  expect<Deterministic<
+             SpecOf<Bf16, 248, 40, false, Window, device::Padding, device::BlockSparse<80, 112, true>>>,
+         ConfigOf<64, 2>>(padded, {SlidingWindowMask{}, PaddingMask{}, BlockSparseMask{80, 112, true}}, true);
 }
 
 // Dropout beside derivatives of scores, where blocks make either dK or dV, or both in two tiles of rows: the
@@ -334,7 +321,6 @@ TEST_F(BackwardSm90a, WideHeadsDropBesideDerivatives) {
       packed, causal);
   expect<WithLearned<Deterministic<WithDropout<SpecOf<Bf16, 64, 256, false>>>, false, true>, ConfigOf<64, 2>>(
       c, {});
-  if (!test_all()) return;
   expect<WithLearned<WithDropout<SpecOf<Fp16, 256, 64, false, device::Padding>>, true, true>,
          ConfigOf<64, 1>>(c, {PaddingMask{}});
   expect<
@@ -346,7 +332,6 @@ TEST_F(BackwardSm90a, WideHeadsDropBesideDerivatives) {
 
 TEST_F(BackwardSm90a, GroupedHeadsAndPackedSequences) {
   for (const auto& [heads_q, heads_kv] : {std::pair{3, 3}, {6, 2}, {5, 1}}) {
-    if (heads_kv != 2 && !test_all()) continue;
     const Case fixed{
         .batch = 2, .heads_q = heads_q, .heads_kv = heads_kv, .seqlen_q = 140, .seqlen_k = 140, .seed = 3};
     const Case packed{.heads_q = heads_q,
@@ -381,12 +366,11 @@ TEST_F(BackwardSm90a, MasksAndDropout) {
     using Plain = typename In::Plain;
     using Dropping = typename In::Dropping;
     for (const Poison poison : {Poison::nan, Poison::infinity}) {
-      if (!in_sample("masks, backward", ++c.seed, 2)) continue;
+      ++c.seed;
       c.poison = poison;
       expect<Plain, typename In::template ConfigFor<Plain>>(c, masks);
     }
-    if (in_sample("masks and dropout, backward", c.seed, 2))
-      expect<Dropping, typename In::template ConfigFor<Dropping>>(c, masks);
+    expect<Dropping, typename In::template ConfigFor<Dropping>>(c, masks);
   };
   using device::BlockSparse;
   using device::Padding;
@@ -454,7 +438,6 @@ TEST_F(BackwardSm90a, FarScores) {
   c.softmax_scale = 1e5f;
   expect<Deterministic<WithDropout<SpecOf<Bf16, 24, 40, false, BottomRight>>>, ConfigOf<64, 2>>(c, causal);
   expect<WithLearned<SpecOf<Bf16, 64, 64, false>, true, false>, ConfigOf<64, 2>>(c, {});
-  if (!test_all()) return;
   expect<SpecOf<Fp16, 192, 128, false, BottomRight>, ConfigOf<64, 2>>(c, causal);
   expect<WithDropout<SpecOf<Bf16, 256, 72, false>>, ConfigOf<64, 1>>(c, {});
   expect<WithShift<Deterministic<SpecOf<Fp16, 64, 64, false>>>, ConfigOf<64, 2>>(c, {});

@@ -21,6 +21,7 @@ class BatchInvariantSm90a : public ForwardSm90a {
  protected:
   template <class Spec, class... Configs>
   void expect_same(const std::vector<Mask>& masks) {
+    if (!has_turn()) return;
     // A few keys after an edge of blocks: in some cuts a warp has rows from both sides.
     const int position = std::max({Configs::block_n...}) + 3;
     std::vector<std::byte> expected;

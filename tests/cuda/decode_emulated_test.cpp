@@ -26,7 +26,6 @@ TEST_F(DecodeOnGpu, GroupsAndNewTokens) {
                    .layout = static_cast<MemoryLayout>(seed % 5),
                    .layout_kv = static_cast<MemoryLayout>(seed / 2 % 5),
                    .seed = ++seed};
-      if (!in_sample("packed heads, decode", seed, 2)) continue;
       if (seed % 2)
         expect<SpecOf<Bf16, 24, 40, false, false, BottomRight>, ConfigOf<16, 16, 2, 4>>(c, {CausalMask{}});
       else
@@ -67,6 +66,7 @@ TEST_F(DecodeOnGpu, Shards) {
 TEST_F(DecodeOnGpu, SumsOfFarScores) {
   const auto expect_far = [&]<class Spec, class Config>(Spec, Config, int multiprocessors) {
     for (const double scale : {0x1p0, 0x1p4, 0x1p11}) {
+      if (!has_turn()) continue;
       Case c{.heads_q = 2, .heads_kv = 1, .seqlen_q = 2, .seqlen_k = 1200, .lengths_k = {1200}};
       c.data = Data::plain;
       c.softmax_scale = static_cast<float>(scale);
@@ -111,7 +111,7 @@ TEST_F(DecodeOnGpu, WholeTiles) {
          .masks = verify::MaskDataOptions{},  // none of lengths
          .seed = 40};
   const auto steps_with = [&](int multiprocessors) {
-    expect<Spec, Config>(c, {CausalMask{}}, multiprocessors);
+    expect_always<Spec, Config>(c, {CausalMask{}}, multiprocessors);
     return steps;
   };
   EXPECT_EQ(steps_with(6), 1u);
@@ -119,7 +119,7 @@ TEST_F(DecodeOnGpu, WholeTiles) {
   EXPECT_EQ(steps_with(2), 1u);
   EXPECT_EQ(steps_with(5), 2u);
   EXPECT_EQ(steps_with(7), 2u);
-  expect<Invariant<Spec>, ConfigOf<16, 16, 2, 4>>(c, {CausalMask{}}, 2);
+  expect_always<Invariant<Spec>, ConfigOf<16, 16, 2, 4>>(c, {CausalMask{}}, 2);
   EXPECT_EQ(steps, 2u);
   c.seqlen_k = 0;
   EXPECT_EQ(steps_with(6), 1u);
@@ -175,8 +175,6 @@ TEST_F(DecodeOnGpu, LengthsThatDiffer) {
                    .seqlen_k = 1500,
                    .lengths_k = lengths,
                    .seed = ++seed};
-      if (!test_all() && ((lengths.size() == 4) != (multiprocessors == 40)) != (sample_seed() % 2 == 1))
-        continue;  // one grid for each
       expect<SpecOf<Bf16, 16, 16, true, false, BottomRight>, ConfigOf<16, 16, 2, 4>>(c, {CausalMask{}},
                                                                                      multiprocessors);
     }
@@ -253,6 +251,7 @@ TEST_F(DecodeOnGpu, FixedPartsGiveTheSameBits) {
   const std::vector<Mask> masks = {SlidingWindowMask{}};
   std::vector<std::byte> expected;
   const auto compare = [&](auto config, Case given, int multiprocessors) {
+    if (!expected.empty() && !has_turn()) return;
     given.heads_q = 6;
     given.heads_kv = 1;
     given.seqlen_k = 3200;
@@ -379,6 +378,7 @@ TEST_F(DecodeOnGpu, FarScalesOfValues) {
     const Case given{
         .heads_q = 4, .heads_kv = 1, .seqlen_q = 3, .seqlen_k = 100, .lengths_k = {100}, .data = Data::plain};
     for (const FarScales& far : far_scales(given.seqlen_k)) {
+      if (!has_turn()) continue;
       Workload workload(host, with_spec<Spec>(given, {CausalMask{}}));
       set_scales(workload, far.keys);
       workload.reset();

@@ -13,6 +13,7 @@
 #include "runtime/executable.hpp"
 #include "shared/kv_element.h"
 #include "tests/cuda/emulator/emulator.hpp"
+#include "tests/support/sampled_test.hpp"
 #include "tests/support/test_device.hpp"
 
 namespace flashjit::testing_support {
@@ -101,8 +102,11 @@ class DirtyWorkspace {
   std::vector<std::uint32_t> memory_;
 };
 
-class EmulatorTest : public testing::Test {
+// A host thread takes long for each GPU thread, so `expect` takes a sample of the cases.
+class EmulatorTest : public SampledTest {
  protected:
+  EmulatorTest() : SampledTest(4) {}
+
   // Only lends its memory.
   TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
 };

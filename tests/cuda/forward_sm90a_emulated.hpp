@@ -128,6 +128,7 @@ class ForwardSm90a : public EmulatorTest {
   }
   template <class Spec, class Config>
   void expect(const Case& given, std::vector<Mask> masks, int parts = 0, int multiprocessors = 200) {
+    if (!has_turn()) return;
     Workload workload(host, with_spec<Spec>(given, std::move(masks)));
     workload.reset();
     launch<Spec, Config>(workload.given().spec, workload.args(), not_a_number, parts, multiprocessors);
@@ -136,6 +137,7 @@ class ForwardSm90a : public EmulatorTest {
   // With lists of the spec's own masks, against attention of the masks alone.
   template <class Spec, class Config>
   void expect_listed(Case given, int parts = 0) {
+    if (!has_turn()) return;
     Workload workload(host, with_spec<Spec>(given, {}));
     expect_attention_of_masks(workload, [&](const AttentionSpec& spec, const AttentionArgs& args) {
       launch<Spec, Config>(spec, args, not_a_number, parts);
@@ -157,11 +159,9 @@ class ForwardSm90a : public EmulatorTest {
                .seqlen_k = seqlen_k,
                .layout = static_cast<MemoryLayout>(seed % 5),
                .layout_kv = static_cast<MemoryLayout>(seed / 2 % 5),
-               .seed = seed + 1};
+               .seed = ++seed};
         if (Spec::varlen) c.lengths_q = {rows, 0, rows / 2 + 1}, c.lengths_k = {seqlen_k / 3, 5, seqlen_k};
-        // A random quarter of the cases: a host thread takes long for each GPU thread.
-        if (in_sample("packed heads, sm_90a", seed, 4)) expect<Spec, Config>(c, masks);
-        ++seed;
+        expect<Spec, Config>(c, masks);
       }
   }
 };

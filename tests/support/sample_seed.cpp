@@ -28,12 +28,15 @@ bool test_all() {
 }
 
 bool in_sample(std::string_view table, std::uint64_t place, std::uint64_t one_in) {
-  if (test_all()) return true;
+  return test_all() || drawn(table, place, one_in) == 0;
+}
+
+std::uint64_t drawn(std::string_view table, std::uint64_t place, std::uint64_t end) {
   // Mixed by the finalizer of SplitMix64.
   std::uint64_t bits = sample_seed(table) + 0x9e3779b97f4a7c15u * (place + 1);
   bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9u;
   bits = (bits ^ bits >> 27) * 0x94d049bb133111ebu;
-  return (bits ^ bits >> 31) % one_in == 0;
+  return (bits ^ bits >> 31) % end;
 }
 
 }  // namespace flashjit::testing_support

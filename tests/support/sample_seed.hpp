@@ -18,4 +18,7 @@ bool test_all();
 // Whether a sample has this place of a table: about every `one_in`th, and each with FLASHJIT_TEST_ALL=1.
 bool in_sample(std::string_view table, std::uint64_t place, std::uint64_t one_in);
 
+// A number below `end` for this place of a table.
+std::uint64_t drawn(std::string_view table, std::uint64_t place, std::uint64_t end);
+
 }  // namespace flashjit::testing_support

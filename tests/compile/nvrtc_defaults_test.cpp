@@ -162,9 +162,9 @@ TEST_F(NvrtcTest, WideHeads) {
       spec.score = options.score;
       spec.dropout = options.dropout, spec.varlen = options.varlen, spec.paged = options.paged;
       spec = spec.validated();
-      if (has_turn(place++, 7)) cases.push_back(default_case(spec, target));
+      if (has_turn(place++, 13)) cases.push_back(default_case(spec, target));
       for (const KernelConfig& config : search_space(spec, target))
-        if (has_turn(place++, 151)) cases.push_back({spec, target, config});
+        if (has_turn(place++, 307)) cases.push_back({spec, target, config});
     }
   for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
     expect_sound(c, kernel);

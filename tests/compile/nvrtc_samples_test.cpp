@@ -38,7 +38,7 @@ TEST_P(NvrtcCoveringSample, Compiles) {
   for (const Operation op : operations_on(family)) {
     const FeatureSpace space(op, family);
     const std::vector<Row> rows = space.covering(sample_seed()).rows;
-    const std::size_t step = test_all() ? 12 : 480;
+    const std::size_t step = test_all() ? 12 : 160;
     for (std::size_t i = draw(step); i < rows.size(); i += step) {
       const FeatureCase c = space.at(rows[i]);
       const Target& target = targets[draw(targets.size())];

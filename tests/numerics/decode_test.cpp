@@ -519,7 +519,7 @@ TEST_P(Decode, RowsDoNotDependOnTheRestOfTheBatch) {
   for (const auto& [masks, options] : kinds)
     for (const DType dtype : own_dtypes()) {
       const AttentionSpec spec = decode_spec(dtype, 64, masks, options);
-      if (!takes_next(spec, 3)) continue;
+      if (!takes_next(spec, 6)) continue;
       SCOPED_TRACE(spec.to_json());
       // With the first window rows before the compared one see a part more, with the second one part is seen.
       constexpr int windows[] = {2070, 20};

@@ -9,6 +9,7 @@
 
 #include "runtime/flashjit.hpp"
 #include "tests/cache/support.hpp"
+#include "tests/support/sample_seed.hpp"
 
 namespace flashjit::testing {
 namespace {
@@ -94,7 +95,7 @@ TEST(SharedCache, SixteenProcessesCompileEachKernelOnce) {
 TEST(SharedCache, KilledCompilersLeaveNothingBehind) {
   const Scratch scratch;
   std::mt19937 random(test_seed());
-  for (int round = 0; round < 100; ++round) {
+  for (int round = testing_support::test_all() ? 0 : 70; round < 100; ++round) {
     const pid_t child = start_child([&] {
       Engine engine(options_for(scratch / "cache"));
       for (int n = round;; ++n) {
@@ -138,7 +139,7 @@ TEST(SharedCache, FilesThatVanishAndSpoil) {
     return true;
   });
   EXPECT_TRUE(child_succeeded(start_child([&] {
-    for (int round = 0; round < 5; ++round) {
+    for (int round = testing_support::test_all() ? 0 : 3; round < 5; ++round) {
       Engine engine(options_for(scratch / "cache"));
       for (int n = 0; n < 5; ++n) run(engine, spec(n));
     }

@@ -50,7 +50,7 @@ struct Numbers {
   }
 };
 
-// What calls of a kind have in common whose tensors are of the same dtypes, head_dims and device.
+// Calls of a kind have this in common if their tensors are of the same dtypes, head_dims and device.
 struct Plan {
   bool is_backward = false;
   std::string text;  // of the kind

@@ -1,4 +1,4 @@
-// What the kernels of PyTorch's operators in C++ have in common. They take no GIL.
+// The kernels of PyTorch's operators in C++ have this in common. They take no GIL.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace flashjit::python {
 
-// Of a call of q, k and v alone.
+// The numbers of a call of q, k and v alone.
 constexpr std::size_t tensors_of_call = 3, most_numbers = 24;
 
 // The arguments of a launch.
@@ -32,7 +32,7 @@ void put_rows_first(flashjit_tensor& tensor);
 [[noreturn]] void fail(const flashjit_tensor& q, const char* what);  // there is no memory for it
 [[noreturn]] void fail_with_last();                                  // the library's last failure
 
-// What a launch is of.
+// The engine, spec and layout of a launch.
 struct TorchLaunch {
   flashjit_engine* engine = nullptr;
   const flashjit_spec* spec = nullptr;

@@ -59,7 +59,7 @@ struct Decode {
   // A warp takes so many chunks of a row of V, and 8-column tiles of the output.
   static constexpr int v_chunks = ceil_div(layout.v_columns * static_cast<int>(sizeof(KvElement)), 16);
   static constexpr int o_tiles = quantised ? v_chunks * 2 : v_chunks;
-  static constexpr bool all_columns = layout.column_warps == 1;
+  static constexpr bool all_columns = layout.column_warps == 1, shares_scores = layout.score_bytes > 0;
   static_assert(layout.consumers % layout.warps_of_group() == 0);
   using Softmax = OnlineSoftmax<m_tiles, true>;
 
@@ -76,6 +76,7 @@ struct Decode {
     FLASHJIT_FN u32 v(int slot) const { return k(slot) + (layout.shares_k ? 0 : layout.k_bytes); }
     FLASHJIT_FN u32 k_scales(int slot) const { return k(slot) + layout.k_bytes + layout.v_bytes; }
     FLASHJIT_FN u32 v_scales(int slot) const { return k_scales(slot) + block_n * 4; }
+    FLASHJIT_FN u32 scores(int slot) const { return k_scales(slot) + layout.scale_bytes; }
     // A row of a group's sums, and of its softmax.
     FLASHJIT_FN u32 sums(int group, u32 row) const {
       return base + layout.exchange + (group * block_m + row) * (layout.exchange_stride * 4);
@@ -157,7 +158,7 @@ struct Decode {
 
    private:
     static constexpr bool q_in_registers = layout.q_registers(Spec::head_dim) == m_tiles * 4 * k_steps;
-    static constexpr int named_barrier = 1;
+    static constexpr int named_barrier = 1;  // and one more for each group's rows
     FLASHJIT_FN static int column_warp() {
       return all_columns ? 0 : static_cast<int>(tid_x()) / 32 / layout.row_warps % layout.column_warps;
     }
@@ -231,7 +232,7 @@ struct Decode {
         block.found = not_found;
         mbarrier_wait(shared_.full(slot), parity_);
         if (!intersect(keys, entry.keys).empty()) {
-          take_scores(shared_.k(slot));
+          take_scores(shared_.k(slot), shared_.scores(slot));
           if constexpr (quantised)
             Products::scale_scores(s_, this->score_factor, shared_.k_scales(slot), lane_);
           modify_and_mask(mask, score, tile, block);
@@ -243,12 +244,7 @@ struct Decode {
     }
 
     // s = q k^T
-    FLASHJIT_FN void take_scores(u32 k_tile) {
-      u32 k_address;
-      if constexpr (quantised)
-        k_address = k_tile + KTile::lane_offset(lane_);
-      else
-        k_address = k_tile + KTile::lane_offset_b(lane_);
+    FLASHJIT_FN void take_scores(u32 k_tile, [[maybe_unused]] u32 exchange) {
 #pragma unroll
       for (int i = 0; i < m_tiles; ++i)
 #pragma unroll
@@ -256,18 +252,29 @@ struct Decode {
 #pragma unroll
           for (int e = 0; e < 4; ++e) s_[i][n][e] = 0;
       if constexpr (quantised) {
+        // Where warps share the sums, each has a part of the columns.
+        constexpr int pairs = ceil_div(k_steps, 2), parts = shares_scores ? layout.column_warps : 1;
 #pragma unroll
-        for (int step = 0; step < k_steps; step += 2) {
-          const int first = q_in_registers ? step : 0, second = min(step + 1, k_steps - 1);
-          if (!q_in_registers) {
-            load_q(q_[0], step);
-            load_q(q_[1], second);
-          }
-          Products::template add_scores<KTile>(s_, q_[first], q_[q_in_registers ? second : 1], k_address,
-                                               step, step + 1 < k_steps);
-        }
+        for (int part = 0; part < parts; ++part)
+          if (parts == 1 || column_warp() == part)
+            add_quantised(k_tile + KTile::lane_offset(lane_), part * pairs / parts * 2,
+                          (part + 1) * pairs / parts * 2);
+        if constexpr (shares_scores) add_parts(exchange);
       } else {
-        add_scores(k_address);
+        add_scores(k_tile + KTile::lane_offset_b(lane_));
+      }
+    }
+    // Steps [begin, end), two at a time.
+    FLASHJIT_FN void add_quantised(u32 k_address, int begin, int end) {
+#pragma unroll
+      for (int step = begin; step < end; step += 2) {
+        const int first = q_in_registers ? step : 0, second = min(step + 1, k_steps - 1);
+        if (!q_in_registers) {
+          load_q(q_[0], step);
+          load_q(q_[1], second);
+        }
+        Products::template add_scores<KTile>(s_, q_[first], q_[q_in_registers ? second : 1], k_address, step,
+                                             step + 1 < k_steps);
       }
     }
     FLASHJIT_FN void add_scores(u32 k_address) {
@@ -284,6 +291,32 @@ struct Decode {
             mma_m16n8k16(Element{}, s_[i][n], q[i], k[0], k[1]);
             mma_m16n8k16(Element{}, s_[i][n + 1], q[i], k[2], k[3]);
           }
+        }
+      }
+    }
+    // Adds up what the warps of the same rows have of the scores, in one order, so that all get the same
+    // bits. Nobody writes to the buffer again before all have released its keys.
+    FLASHJIT_FN void add_parts(u32 exchange) {
+      const auto place = [&](int column_warp, int tile) {
+        const int warp = column_warp * layout.row_warps + row_warp_;
+        return exchange + static_cast<u32>((warp * m_tiles * n_tiles + tile) * 32 + lane_) * 16;
+      };
+#pragma unroll
+      for (int tile = 0; tile < m_tiles * n_tiles; ++tile) {
+        const float(&s)[4] = s_[tile / n_tiles][tile % n_tiles];
+        st_shared_v4(place(column_warp(), tile), __float_as_uint(s[0]), __float_as_uint(s[1]),
+                     __float_as_uint(s[2]), __float_as_uint(s[3]));
+      }
+      bar_sync(named_barrier + 1 + group_ * layout.row_warps + row_warp_, layout.column_warps * 32);
+#pragma unroll
+      for (int tile = 0; tile < m_tiles * n_tiles; ++tile) {
+        float(&s)[4] = s_[tile / n_tiles][tile % n_tiles];
+#pragma unroll
+        for (int warp = 0; warp < layout.column_warps; ++warp) {
+          u32 words[4];
+          ld_shared_v4(words, place(warp, tile));
+#pragma unroll
+          for (int e = 0; e < 4; ++e) s[e] = (warp == 0 ? 0 : s[e]) + __uint_as_float(words[e]);
         }
       }
     }

@@ -12,8 +12,9 @@ struct LayoutKeys {
 
 // Offsets in bytes. Four warps of a block copy, two of a block of four; the others compute. `row_warps` warps
 // hold the rows of a tile. Where a warp has no registers for all columns of their output, `column_warps`
-// warps have the same rows: each computes their scores, and the sums of v_columns columns. All these warps
-// work on the same keys; each such group has num_stages buffers of block_n keys.
+// warps have the same rows: each computes their scores, and the sums of v_columns columns. With 8-bit keys
+// each computes a part of the scores' sums, and they add these in shared memory. All these warps work on the
+// same keys; each such group has num_stages buffers of block_n keys.
 struct CudaDecodeLayout {
   static constexpr int message_bytes = 32;  // what a producer tells consumers of a segment
 
@@ -28,6 +29,7 @@ struct CudaDecodeLayout {
   bool shares_k;         // a buffer's values are its keys'
   int v_bytes;           // of one buffer, of values beside keys
   int scale_bytes;       // scales of a buffer's keys, then of its values
+  int score_bytes;       // parts of a buffer's scores, if warps share their sums
   // A tile's sums, as its groups leave them to be merged: some columns at a time, float32, with a stride that
   // spreads rows over the banks. And the softmax's state of each row.
   int exchange_columns, exchange_stride;
@@ -41,9 +43,10 @@ struct CudaDecodeLayout {
         consumers(num_warps - producers),
         m_tiles(block_m >= 32 && head_dim_v <= 128 && num_warps <= 8 ? 2 : 1),
         row_warps(block_m / (16 * m_tiles)),
-        column_warps(head_dim_v <= 256   ? 1
-                     : head_dim_v <= 512 ? 2
-                                         : 4),
+        // 8-bit keys take more instructions a byte, so more warps share them.
+        column_warps(head_dim_v <= 256                      ? 1
+                     : head_dim_v <= 512 && !keys.quantised ? 2
+                                                            : 4),
         // Whole swizzles of a row of V.
         v_columns(column_warps == 1
                       ? head_dim_v
@@ -58,6 +61,7 @@ struct CudaDecodeLayout {
                     ? 0
                     : block_n * column_warps * (keys.quantised ? round_up(v_columns, 16) : v_columns * 2)),
         scale_bytes(keys.own_scales ? block_n * 8 : 0),
+        score_bytes(keys.quantised && column_warps > 1 ? column_warps * block_m * block_n * 4 : 0),
         exchange_columns(columns_at_once(groups * block_m, head_dim_v, keys.quantised ? 16 : 8,
                                          column_warps == 1 ? 72 << 10 : 24 << 10)),
         exchange_stride(row_stride(exchange_columns)),
@@ -75,7 +79,7 @@ struct CudaDecodeLayout {
         ring_empty(barriers + 32 + slots * 8) {}
 
   FLASHJIT_FN constexpr int warps_of_group() const { return row_warps * column_warps; }
-  FLASHJIT_FN constexpr int slot_bytes() const { return k_bytes + v_bytes + scale_bytes; }
+  FLASHJIT_FN constexpr int slot_bytes() const { return k_bytes + v_bytes + scale_bytes + score_bytes; }
 
   // Blocks of the kernel that a multiprocessor holds: of at most 12 warps together, which leaves a thread 168
   // registers. A multiprocessor has 1 KB of shared memory more than a block may ask for, and reserves 1 KB

@@ -52,10 +52,14 @@ TEST_F(DecodeOnGpu, ValuesInKeys) {
 TEST_F(DecodeOnGpu, WideHeadsOf8Bits) {
   using Latent = ValuesInKeys<SpecOf<Bf16, 576, 512, true, false, BottomRight>>;
   using device::fp8_e4m3, device::fp8_e5m2, device::int8;
-  expect<WithKv<Latent, fp8_e4m3, tensor>, ConfigOf<16, 16, 2, 4>>(wide_case(21), causal);
-  expect<WithKv<Latent, int8, token_head>, ConfigOf<16, 16, 1, 8>>(wide_case(22), causal);
-  expect<WithKv<SpecOf<Fp16, 264, 400, false, false, BottomRight>, fp8_e5m2, head>, ConfigOf<16, 16, 2, 4>>(
+  expect<WithKv<Latent, fp8_e4m3, tensor>, ConfigOf<16, 16, 2, 8>>(wide_case(21), causal);
+  expect<WithKv<Latent, int8, token_head>, ConfigOf<16, 16, 1, 12>>(wide_case(22), causal);
+  expect<WithKv<SpecOf<Fp16, 264, 400, false, false, BottomRight>, fp8_e5m2, head>, ConfigOf<16, 16, 2, 8>>(
       wide_case(23), causal);
+  Case rows = wide_case(24);
+  rows.seqlen_q = 9;
+  expect<WithKv<SpecOf<Bf16, 40, 328, true, false, BottomRight>, int8, token_head>, ConfigOf<32, 16, 2, 12>>(
+      rows, causal);
   expect<WithKv<ValuesInKeys<SpecOf<Bf16, 64, 48, true, false, BottomRight>>, fp8_e4m3, token_head>,
          ConfigOf<16, 32, 2, 8>>(wide_case(25), causal);
 }

@@ -11,22 +11,15 @@ int nearest(const std::vector<int>& axis, int value) {
                            [&](int a, int b) { return std::abs(a - value) < std::abs(b - value); });
 }
 
-// Whose blocks all sequences get: those of long ones. But for narrow heads wgmma's forward gives long ones
-// tiles of more rows, and so narrower blocks, by which short ones lose more than long ones gain
-// (tests/bench/gpu_forward.md).
-Shape model_shape(const AttentionSpec& spec, const Target& target) {
-  const bool narrow = std::max(spec.head_dim, spec.head_dim_v) <= 64;
-  const int batch = narrow && target.has(Instructions::wgmma) ? 16 : 1, seqlen = 16384 / batch;
-  return {.batch = batch, .seqlen_q = seqlen, .seqlen_k = seqlen, .num_heads_q = 16, .num_heads_kv = 16};
-}
-
 // The blocks of heuristic_config(), which would try the whole search space.
-KernelConfig fixed_blocks(const AttentionSpec& spec, const Target& target) {
+KernelConfig of_long_sequences(const AttentionSpec& spec, const Target& target) {
+  constexpr Shape shape{
+      .batch = 1, .seqlen_q = 16384, .seqlen_k = 16384, .num_heads_q = 16, .num_heads_kv = 16};
   AttentionSpec any = spec;
   any.batch_invariant = false;
   any.config = {};
   const KernelFamily& family = family_of(spec.op, target);
-  KernelConfig config = family.preferred(any, target, model_shape(spec, target));
+  KernelConfig config = family.preferred(any, target, shape);
   const ConfigAxes axes = family.axes(any, target);
   config.block_m = nearest(axes.block_m, config.block_m);
   config.block_n = nearest(axes.block_n, config.block_n);
@@ -41,14 +34,14 @@ bool fixes_rows(const AttentionSpec& spec) {
 
 void fix_blocks(const AttentionSpec& spec, const Target& target, ConfigAxes& axes) {
   if (!spec.batch_invariant) return;
-  const KernelConfig fixed = fixed_blocks(spec, target);
+  const KernelConfig fixed = of_long_sequences(spec, target);
   axes.block_n = {fixed.block_n};
   if (fixes_rows(spec)) axes.block_m = {fixed.block_m};
 }
 
 std::string not_fixed_blocks(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   if (!spec.batch_invariant) return {};
-  const KernelConfig fixed = fixed_blocks(spec, target);
+  const KernelConfig fixed = of_long_sequences(spec, target);
   const auto text = [&](const KernelConfig& of) {
     return std::to_string(of.block_n) + " keys" +
            (fixes_rows(spec) && fixed.block_m ? " and " + std::to_string(of.block_m) + " rows" : "");

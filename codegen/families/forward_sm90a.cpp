@@ -342,7 +342,6 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   config.pack_gqa = packing_pays(shape) && packable(spec);
   config.block_m = rows_of_tile(spec, shape, config);
   config.ping_pong = config.block_m == 192;
-  if (config.ping_pong && spec.batch_invariant && widest <= 64) config.block_m = 128;  // the fixed blocks fit
   config.num_warps = warps(spec, config);
   if (config.tile_order == TileOrder::sections) {
     const bool pays = shape.seqlen_k <= 1024 || (!spec.score.empty() && !computes_functions(spec));

@@ -425,12 +425,8 @@ TEST(SearchSpace, BatchInvariantFixesBlocks) {
       const std::vector<KernelConfig> space = search_space(spec, target);
       AttentionSpec any = spec;
       any.batch_invariant = false;
-      const bool narrow = spec.op == Operation::forward && target.has(Instructions::wgmma) &&
-                          std::max(spec.head_dim, spec.head_dim_v) <= 64;
-      const int batch = narrow ? 16 : 1, rows = 16384 / batch;
       const KernelConfig usual = heuristic_config(
-          any, target,
-          {.batch = batch, .seqlen_q = rows, .seqlen_k = rows, .num_heads_q = 16, .num_heads_kv = 16});
+          any, target, {.seqlen_q = 16384, .seqlen_k = 16384, .num_heads_q = 16, .num_heads_kv = 16});
       for (const KernelConfig& config : space) {
         EXPECT_EQ(config.block_n, usual.block_n);
         if (backward) {

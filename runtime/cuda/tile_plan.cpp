@@ -166,9 +166,9 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
 }
 
 Grid merge_grid(const AttentionSpec& spec, const KernelConfig& config, const device::Sm90aForwardParams& p) {
-  const int at_once = device::forward_merge_rows(spec.head_dim_v);
-  return {static_cast<unsigned>(ceil_div(config.block_m, at_once)),
-          static_cast<unsigned>(ceil_div(p.seqlen_q, config.block_m / p.packed_heads)),
+  const int at_once = device::forward_merge_rows(spec.head_dim_v), tokens = config.block_m / p.packed_heads;
+  const int rows = std::min(p.seqlen_q, tokens) * p.packed_heads;  // of a tile, at most
+  return {static_cast<unsigned>(ceil_div(rows, at_once)), static_cast<unsigned>(ceil_div(p.seqlen_q, tokens)),
           static_cast<unsigned>(p.batch * p.num_heads_q / p.packed_heads)};
 }
 

@@ -31,8 +31,15 @@ class Sm90aLengths {
     const int tiles = tiles_of_entry(p), place = static_cast<int>(blockIdx.x) / tiles;
     int all = 0;
     for (int batch = lane; batch < p.batch; batch += 32) all += blocks_of(p, batch);
-    int blocks = max(p.part_blocks, ceil_div(sum_of(all), p.part_slots));
-    while (count_all(p, blocks, lane) > p.part_slots) blocks += max(blocks / 8, 1);
+    int blocks = max(p.part_blocks, ceil_div(sum_of(all), p.part_slots)), too_few = blocks - 1;
+    while (count_all(p, blocks, lane) > p.part_slots) {
+      too_few = blocks;
+      blocks += max(blocks / 8, 1);
+    }
+    while (blocks - too_few > 1) {
+      const int middle = (too_few + blocks) / 2;
+      (count_all(p, middle, lane) > p.part_slots ? too_few : blocks) = middle;
+    }
     Sm90aOwnPart own{-1, 0, blocks, 0};
     int first = 0;
     for (int begin = 0; begin < p.batch && own.batch < 0; begin += 32) {

@@ -37,7 +37,9 @@ struct Sm90aPartsMerge {
   using Spec = typename Kernel::Spec;
   using Mask = typename Kernel::Mask;
   using Sinks = typename Kernel::Sinks;
-  using Row = MergedRow<fp32, 2, FreshParts>;
+  // A long sequence may have as many parts as there are multiprocessors: each wait is for several of them.
+  static constexpr int parts_at_once = Kernel::by_length ? 8 : 2;
+  using Row = MergedRow<fp32, parts_at_once, FreshParts>;
   static constexpr u32 threads_of_row = Spec::head_dim_v / Row::columns;
   static constexpr int rows_at_once = forward_merge_rows(Spec::head_dim_v);
 
@@ -69,7 +71,7 @@ struct Sm90aPartsMerge {
     const float* const o = p.parts_o + first * Spec::head_dim_v + column;
     const float* const states = p.parts_state + 2 * first;
 #pragma unroll 1  // for the time of a compile
-    for (int part = 0; part < count; part += 2)
+    for (int part = 0; part < count; part += parts_at_once)
       merged.add_some(
           part, count, 1, [&](int i) { return o + i * (stride * Spec::head_dim_v); },
           [&](int i) { return states + i * (2 * stride); });

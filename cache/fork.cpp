@@ -18,8 +18,8 @@ std::mutex& process_mutex() noexcept {
   alignas(std::mutex) static constinit std::mutex mutex;
   return mutex;
 }
-std::recursive_mutex& opening_mutex() noexcept {
-  static auto& mutex = *new std::recursive_mutex;
+NestedMutex& opening_mutex() noexcept {
+  static auto& mutex = *new NestedMutex;
   return mutex;
 }
 
@@ -70,8 +70,7 @@ const bool registered = [] {
                forked.fetch_add(1, std::memory_order_relaxed);
                close_held_files();
                process_mutex().unlock();
-               // The owner of a recursive mutex is a thread's number, which a child's thread does not share.
-               new (&opening_mutex()) std::recursive_mutex;
+               opening_mutex().unlock();
              }) == 0;
 }();
 

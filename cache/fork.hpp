@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "cache/file.hpp"
@@ -24,9 +25,32 @@ std::uint32_t forks() noexcept;
 // Held for microseconds. The owner neither calls the host nor forks.
 std::mutex& process_mutex() noexcept;
 
+// A mutex that its owner may lock again. The owner of a std::recursive_mutex is a number of a thread that a
+// forked child does not share; of this one it is what the thread that forked is in its child, too.
+class NestedMutex {
+ public:
+  void lock() {
+    if (owner_.load(std::memory_order_relaxed) != std::this_thread::get_id()) {
+      mutex_.lock();
+      owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    }
+    ++depth_;
+  }
+  void unlock() {
+    if (--depth_ > 0) return;
+    owner_.store({}, std::memory_order_relaxed);
+    mutex_.unlock();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::atomic<std::thread::id> owner_;
+  int depth_ = 0;  // under mutex_
+};
+
 // Held while a library is opened and initialised, once for each; fork() waits for that, too, since a library
 // that is half initialised serves nobody. Taken before process_mutex().
-std::recursive_mutex& opening_mutex() noexcept;
+NestedMutex& opening_mutex() noexcept;
 
 // The first call makes it by `make`, in `place`. Nobody destroys it, since other threads may use it until
 // the process has ended. After an exception the next call tries again.

@@ -94,12 +94,12 @@ void Call::on_fatal_error(void*, const char* reason, bool) {
 
 void Call::install_handlers() {
   // A child made by fork() has none of the threads that wait. Calls of its parent that were under way are
-  // gone, with what they took.
-  pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); },
-                 [] {
-                   mutex.unlock();
-                   new (&changed) std::condition_variable;
-                 });
+  // gone, with what they took. fork() does not wait for the mutex: the thread that forks would hold it and
+  // wait for flashjit's lock of opening, whose owner starts the plugin and waits for the mutex.
+  pthread_atfork(nullptr, nullptr, [] {
+    new (&mutex) std::mutex;
+    new (&changed) std::condition_variable;
+  });
   llvm::install_fatal_error_handler(on_fatal_error);
   llvm::install_bad_alloc_error_handler([](void*, const char*, bool) { exhaust(); });
   // Sets the handler of the plugin's own C++ runtime. No frame here

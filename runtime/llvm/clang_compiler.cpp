@@ -126,7 +126,7 @@ class ClangCompiler final : public Compiler {
     }
     const std::vector<std::string> texts = clang_options(source.target);
     std::vector<const char*> options = {output};
-    for (const std::string& text : texts) options.push_back(text.c_str());
+    for (const std::string& option : texts) options.push_back(option.c_str());
 
     const flashjit_llvm_source request{files.data(), files.size(), options.data(), options.size(), passes};
     flashjit_llvm_text code{}, said{};

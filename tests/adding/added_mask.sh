@@ -18,7 +18,7 @@ fail() {
 awk -v work="$work" '/^```sh$/ { file = work "/commands" ++blocks; next } /^```/ { file = "" } file { print >file }' "$page"
 mkdir "$work/copy"
 cd "$sources"
-cp -r CMakeLists.txt CMakePresets.json codegen cache runtime templates tests tools "$work/copy"
+cp -r CMakeLists.txt CMakePresets.json LICENSE codegen cache runtime templates tests tools "$work/copy"
 cd "$work/copy"
 if [ $# = 0 ]; then
   sh -eux "$work/commands2"

@@ -55,8 +55,8 @@ enum class Needs {
 // Where a spec has the argument: a boolean field that is true, or one of the above. `of_values`: and v is not
 // the first columns of k.
 struct Condition {
-  constexpr Condition(Needs part, bool values = false) : needs(part), of_values(values) {}
-  constexpr Condition(bool AttentionSpec::* of) : field(of) {}
+  constexpr explicit(false) Condition(Needs part, bool values = false) : needs(part), of_values(values) {}
+  constexpr explicit(false) Condition(bool AttentionSpec::* of) : field(of) {}
   bool operator==(const Condition&) const = default;
 
   Needs needs = Needs::nothing;

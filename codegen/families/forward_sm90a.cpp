@@ -311,8 +311,9 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
 double time_of(const Shape& shape, const KernelConfig& config, int block_m) {
   constexpr double multiprocessors = 132;  // of an H100 and an H200
   const int packed = config.pack_gqa ? shape.num_heads_q / std::max(shape.num_heads_kv, 1) : 1;
+  const int heads = shape.num_heads_q / packed;
   const double tiles_of_head = std::ceil(shape.seqlen_q * packed / static_cast<double>(block_m));
-  const double tiles = tiles_of_head * shape.batch * (shape.num_heads_q / packed), keys = shape.seqlen_k;
+  const double tiles = tiles_of_head * shape.batch * heads, keys = shape.seqlen_k;
   if (config.tile_order != TileOrder::sections) return block_m * keys * std::ceil(tiles / multiprocessors);
   const double unseen = (shape.seqlen_q - static_cast<double>(block_m) / packed) / 2;  // by the mean tile
   return block_m * std::max(keys, tiles * (keys - std::max(unseen, 0.0)) / multiprocessors);

@@ -14,7 +14,7 @@ namespace {
 // A value of any type, to count the members that an aggregate has.
 struct AnyValue {
   template <class T>
-  operator T() const {
+  operator T() const {  // NOLINT(google-explicit-constructor): an initializer converts it
     throw Error(ErrorCode::internal, "a value that is never made");
   }
 };

@@ -68,11 +68,13 @@ BackwardGroups::Tile BackwardGroups::tile(const device::ProblemParams& p, i64 ke
   double least = 0;
   const auto consider = [&](const Tile& tile) {
     const bool divides = tile.heads < group || tile.row_parts > 1;
-    const double tiles = key_tiles * (group / tile.heads) * tile.row_parts, own = divides ? 3.5 : 3;
+    const int head_parts = group / tile.heads;
+    const double tiles = key_tiles * head_parts * tile.row_parts, own = divides ? 3.5 : 3;
     const i64 of_part = (tile.rows - 1) / kernel.config.block_m + 1;
+    const i64 rounds = (static_cast<i64>(tiles) - 1) / kernel.parallelism + 1;
     const double longest = tile.heads * static_cast<double>(std::min(steps.longest, of_part)) + own;
     const double mean = tile.heads * steps.mean / tile.row_parts + own;
-    double cost = even ? longest * static_cast<double>((static_cast<i64>(tiles) - 1) / kernel.parallelism + 1)
+    double cost = even ? longest * static_cast<double>(rounds)
                        : std::max(longest, tiles * mean / processors + 0.8 * (mean - own));
     if (divides) cost += 2 + key_tiles * 4 / kernel.config.block_m;
     if (least > 0 && cost >= least) return;

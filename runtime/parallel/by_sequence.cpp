@@ -68,10 +68,10 @@ class BySequence : public RankAttention {
   std::size_t workspace_bytes(bool backward) const override {
     Room room(task_.engine.device());
     if (backward) {
-      Buffers(*this, room);
+      (void)Buffers(*this, room);
       room.take_workspace(launch_bytes(true, groups(true)));
     } else {
-      Partials(*this, room, groups(false));
+      (void)Partials(*this, room, groups(false));
       room.take_workspace(launch_bytes(false, groups(false)));
     }
     return room.used();
@@ -95,7 +95,7 @@ class BySequence : public RankAttention {
     sums_ = std::make_unique<PartSums>(task_.engine, task_.gradients, task_.whole);
     if (gradient_arrivals_) return;
     Room count(task_.engine.device());
-    Arrived(task_, count);
+    (void)Arrived(task_, count);
     gradient_arrivals_ = open_exchange(*task_.transport, task_.engine.device(), count.used());
   }
 

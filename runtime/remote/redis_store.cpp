@@ -67,9 +67,9 @@ class RedisStore : public Store {
 
  private:
   struct Word {
-    Word(const char* text) : bytes(text) {}
-    Word(std::string_view text) : bytes(text) {}
-    Word(const std::string& text) : bytes(text) {}
+    explicit(false) Word(const char* text) : bytes(text) {}
+    explicit(false) Word(std::string_view text) : bytes(text) {}
+    explicit(false) Word(const std::string& text) : bytes(text) {}
     std::string_view bytes;
   };
   using Words = std::initializer_list<Word>;

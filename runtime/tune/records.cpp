@@ -13,7 +13,7 @@ void add_reason(std::string* why, const std::string& reason) {
 
 }  // namespace
 
-RemoteRecord take_record(RemoteCache::Got got, const TuneKey& key, const TuneEnvironment& here,
+RemoteRecord take_record(const RemoteCache::Got& got, const TuneKey& key, const TuneEnvironment& here,
                          const TuneStore& records, std::string* why) {
   if (got.answer != Answer::yes) return {got.answer};
   const SignedBytes parts = split_signature(got.bytes);

@@ -18,7 +18,7 @@ struct RemoteRecord {
 
 // Reads the record that a store gave under the key's name, and keeps it in the folder of `records`. A record
 // older than the one there, if both are signed by one key, is not used.
-RemoteRecord take_record(RemoteCache::Got got, const TuneKey& key, const TuneEnvironment& here,
+RemoteRecord take_record(const RemoteCache::Got& got, const TuneKey& key, const TuneEnvironment& here,
                          const TuneStore& records, std::string* why);
 
 // Asks the store now, or, unless `again`, only if it had the record or was not asked a moment ago.

@@ -99,7 +99,7 @@ class HttpServer::Impl::Connection : public Exchange, public std::enable_shared_
   }
   void close() {
     ErrorCode ignored;
-    stream_.socket().close(ignored);
+    (void)stream_.socket().close(ignored);
   }
 
   void answer(HttpAnswer answer) override {
@@ -177,7 +177,7 @@ class HttpServer::Impl::Connection : public Exchange, public std::enable_shared_
       if (error) return self->close();
       if (keep_alive && !self->server_.draining) return self->read();
       ErrorCode ignored;
-      self->stream_.socket().shutdown(Socket::shutdown_send, ignored);
+      (void)self->stream_.socket().shutdown(Socket::shutdown_send, ignored);
       self->stream_.expires_after(std::chrono::seconds(1));
       self->discard(0);
     });
@@ -209,7 +209,7 @@ void HttpServer::Impl::accept(Listener& listener) {
     if (draining || error == asio::error::operation_aborted) return;
     if (!error) {
       ErrorCode ignored;
-      socket.set_option(asio::ip::tcp::no_delay(true), ignored);
+      (void)socket.set_option(asio::ip::tcp::no_delay(true), ignored);
       if (connections >= limits.connections && !idle.empty())
         if (const auto oldest = idle.front().lock()) oldest->close();
       if (connections < limits.connections + 1)
@@ -273,7 +273,7 @@ void HttpServer::drain() {
   impl_->draining = true;
   for (Listener& listener : impl_->listeners) {
     ErrorCode ignored;
-    listener.close(ignored);
+    (void)listener.close(ignored);
   }
   const auto idle = impl_->idle;
   for (const auto& one : idle)

@@ -148,7 +148,7 @@ Service::Service(ServiceOptions options)
                options_.memory),
       maker_(options_.read_only ? nullptr : std::make_unique<Maker>(options_.cache, options_.child)),
       queue_(options_.queue),
-      server_(options_.http, [this](const HttpRequest& request, std::shared_ptr<Exchange> exchange) {
+      server_(options_.http, [this](const HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
         try {
           handle(request, exchange);
         } catch (const std::exception& error) {  // no memory

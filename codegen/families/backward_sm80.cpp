@@ -82,8 +82,10 @@ bool plain(const AttentionSpec& spec) {
 }
 
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape&) {
-  // Fewer scores at a time where the masks' test takes registers.
-  constexpr KernelConfig masked[] = {{32, 128, 2, 8}, {32, 128, 1, 8}};
+  // Fewer scores at a time where the masks' test takes registers. A single stage of 64 rows spills there, and
+  // so do more sums than these beside both dropout and such masks.
+  constexpr KernelConfig masked[] = {{32, 128, 2, 8}, {32, 128, 1, 8}, {64, 64, 2, 8}, {32, 64, 2, 8}};
+  const int most = spec.dropout && !plain(spec) ? 176 : most_sums;
   constexpr KernelConfig narrow[] = {{32, 128, 2, 4}, {32, 128, 1, 4}};
   constexpr KernelConfig others[] = {{64, 128, 2, 8}, {64, 128, 1, 8}, {64, 64, 2, 8}, {64, 64, 1, 8},
                                      {32, 64, 1, 8},  {32, 64, 1, 4},  {32, 32, 1, 4}};
@@ -97,7 +99,7 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
       if (fits(config)) return config;
   if (wide && (reads_tables(spec) || (spec.dropout && (!plain(spec) || target.level < 90))))
     for (const KernelConfig& config : masked)
-      if (fits(config)) return config;
+      if (fits(config) && held_sums(spec, config) <= most) return config;
   for (const KernelConfig& config : others)
     if (fits(config)) return config;
   return others[std::size(others) - 1];

@@ -1,4 +1,5 @@
 // Ranks that are GPUs of one host. NCCL only brings them together: then they meet on the host.
+#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -29,6 +30,7 @@ std::vector<Hello> gather(const NcclCommunicator& comm, const Hello& own) {
     const cuda::Context context;
     const cuda::OwnedStream stream{context};
     cuda::DeviceBuffer from, to;
+    Room* before = nullptr;
     Room(int device, std::size_t bytes, std::size_t bytes_of_all)
         : context(device), from(context, bytes), to(context, bytes_of_all) {}
   };
@@ -41,7 +43,10 @@ std::vector<Hello> gather(const NcclCommunicator& comm, const Hello& own) {
   try {
     comm.wait_until([&] { return stream.is_done(); }, std::chrono::minutes(5));
   } catch (...) {
-    room.release();  // NCCL may still write there, and to free memory would be to wait for it
+    // NCCL may still write there, and to free memory would be to wait for it. So it stays, in a list.
+    static std::atomic<Room*> kept = nullptr;
+    room->before = kept.exchange(room.get());
+    room.release();
     throw;
   }
   room->to.copy_to(all.data(), bytes_of_all, stream.get());

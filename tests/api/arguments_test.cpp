@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
+#include <sys/mman.h>
 
+#include <cerrno>
 #include <functional>
 #include <limits>
 #include <system_error>
@@ -116,15 +118,32 @@ TEST(Arguments, LongerThanAnySequence) {
                  with_sizes(1 << 17, 1 << 16, 1 << 17));
 }
 
+// Addresses that no other tensor has. The first page is memory.
+class Addresses {
+ public:
+  explicit Addresses(std::size_t bytes)
+      : bytes_(bytes),
+        first_(::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
+    if (first_ == MAP_FAILED || ::mprotect(first_, 4096, PROT_READ | PROT_WRITE) != 0)
+      throw std::system_error(errno, std::generic_category(), "mmap");
+  }
+  Addresses(const Addresses&) = delete;
+  ~Addresses() { ::munmap(first_, bytes_); }
+  void* first() const { return first_; }
+
+ private:
+  const std::size_t bytes_;
+  void* const first_;
+};
+
 TEST(Arguments, PackedTotalsNear31Bits) {
   constexpr int largest = std::numeric_limits<int>::max();
+  const Addresses addresses(std::size_t{1} << 39);  // of so many rows of o, with their gaps
   for (const std::optional<int> max_seqlen :
        std::initializer_list<std::optional<int>>{{}, GoodArguments::seqlen_k, longest_sequence, largest}) {
     for (const int rows : {largest - 400, largest}) {
       GoodArguments good(true, false);
-      // Large memory lies above all other, so that what lies behind o's first rows is no other tensor.
-      std::vector<std::int32_t> memory_of_o(1 << 20);
-      good.args.o->data = memory_of_o.data();
+      good.args.o->data = addresses.first();
       repeat_keys(good.args, 0, rows);
       good.args.max_seqlen_k = max_seqlen;
       EXPECT_NO_THROW(kernel(true, false).launch(good.args)) << rows << ", " << max_seqlen.value_or(-1);

@@ -80,6 +80,25 @@ int parts_of_keys(const AttentionSpec& spec, const KernelConfig& config, std::in
   return best;
 }
 
+// With fixed parts (shared/forward_sm90a_params.h): the most that a tile has of so many steps in a row, among
+// `all` steps of the sequence.
+int fixed_parts_of(const KernelConfig& config, std::int64_t steps, std::int64_t all) {
+  const std::int64_t size = device::forward_part_blocks(config.block_n);
+  return static_cast<int>(std::min(ceil_div(steps - 1, size) + 1, ceil_div(all, size)));
+}
+// How many of them a launch divides among blocks of the grid: all or none, by the estimate of
+// parts_of_keys().
+int divided_fixed_parts(const AttentionSpec& spec, const KernelConfig& config, std::int64_t steps,
+                        std::int64_t all, std::int64_t tiles, int multiprocessors) {
+  const int parts = fixed_parts_of(config, steps, all);
+  const double step = 2e-6 / 6 * config.block_m * config.block_n * (spec.head_dim + spec.head_dim_v);
+  const std::int64_t steps_of_part =
+                         std::min<std::int64_t>(steps, device::forward_part_blocks(config.block_n)),
+                     in_turn = ceil_div(tiles * parts, multiprocessors) * steps_of_part;
+  const bool pays = step * static_cast<double>(steps - in_turn) > 3 + 0.25 * parts;
+  return pays && tiles * parts <= device::most_forward_parts ? parts : 1;
+}
+
 // Whether the device divides keys by their lengths (cuda/forward_sm90a_lengths.cuh).
 bool divides_by_length(const AttentionSpec& spec) {
   const bool on_device = is_cached(spec) || find_mask<PaddingMask>(spec.mask);
@@ -88,8 +107,24 @@ bool divides_by_length(const AttentionSpec& spec) {
 
 }  // namespace
 
-PartsWorkspace::PartsWorkspace(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors) {
-  const auto rows = static_cast<std::size_t>(multiprocessors) * static_cast<std::size_t>(config.block_m);
+bool divides_fixed_parts(const AttentionSpec& spec) {
+  return device::forward_has_fixed_parts(spec.batch_invariant, spec.head_dim, spec.head_dim_v);
+}
+
+PartsWorkspace::PartsWorkspace(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,
+                               const Shape& shape) {
+  std::int64_t parts = multiprocessors;
+  if (divides_fixed_parts(spec)) {
+    const std::int64_t tiles = std::int64_t{shape.batch} * shape.num_heads_q *
+                               ceil_div(std::max(shape.seqlen_q, 1), config.block_m),
+                       steps = ceil_div(std::max(shape.seqlen_k, 1), config.block_n);
+    const std::int64_t of_tile = fixed_parts_of(config, steps, steps);
+    parts = of_tile == 1
+                ? 0
+                : std::min<std::int64_t>(std::min<std::int64_t>(tiles, multiprocessors / 2) * of_tile,
+                                         device::most_forward_parts);
+  }
+  const auto rows = static_cast<std::size_t>(parts) * static_cast<std::size_t>(config.block_m);
   outputs = rows * static_cast<std::size_t>(spec.head_dim_v);
   states = rows * 2;
   bytes = sizeof(float) * (outputs + states);
@@ -126,39 +161,50 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
   const int tokens = config.block_m / p.packed_heads;
   Tiles tiles = count_tiles(p, heads_q, config.block_m, tokens);
   p.parts = 1;
+  std::int64_t at_once = multiprocessors;
   if (workspace && tiles.all() * 2 <= multiprocessors) {
-    const PartsWorkspace places(spec, config, multiprocessors);
     const std::int64_t steps = steps_of_longest(spec, config, p, tokens);
     p.parts_o = static_cast<float*>(workspace);
-    p.parts_state = p.parts_o + places.outputs;
-    if (divides_by_length(spec)) {
-      // As many parts as pay for the longest sequence alone, if others leave it room.
-      const std::int64_t of_entry = tiles.all() / p.batch;
-      p.parts = parts > 0 ? parts : parts_of_keys(spec, config, steps, of_entry, multiprocessors);
+    if (divides_fixed_parts(spec)) {
+      const std::int64_t all = ceil_div(std::max(p.seqlen_k, 1), config.block_n);
+      p.parts = parts > 0 ? fixed_parts_of(config, steps, all)
+                          : divided_fixed_parts(spec, config, steps, all, tiles.all(), multiprocessors);
+      tiles.heads *= p.parts;
+      p.parts_state = p.parts_o + tiles.all() * config.block_m * spec.head_dim_v;
+      // Every block has as many parts; the others leave multiprocessors to the merge.
+      at_once = ceil_div(tiles.all(), ceil_div(tiles.all(), multiprocessors));
+    } else {
+      const PartsWorkspace places(spec, config, multiprocessors, {});
+      p.parts_state = p.parts_o + places.outputs;
+      if (divides_by_length(spec)) {
+        // As many parts as pay for the longest sequence alone, if others leave it room.
+        const std::int64_t of_entry = tiles.all() / p.batch;
+        p.parts = parts > 0 ? parts : parts_of_keys(spec, config, steps, of_entry, multiprocessors);
+        p.part_blocks = static_cast<int>(ceil_div(steps, p.parts));
+        // Where the grid takes every multiprocessor, the second step begins 8 us later.
+        const std::int64_t blocks = multiprocessors - multiprocessors / 32;
+        p.part_slots = static_cast<int>(std::min(blocks / of_entry, std::int64_t{p.batch} * p.parts));
+        p.parts_of_entries = p.parts_state + places.states;
+        p.turned_heads = 0;
+        p.section_heads = 1;  // the schedule has a section, which no block of the grid asks for
+        if (p.parts > 1) return {static_cast<unsigned>(p.part_slots * of_entry)};
+      }
+      p.parts = parts > 0 ? parts : parts_of_keys(spec, config, steps, tiles.all(), multiprocessors);
       p.part_blocks = static_cast<int>(ceil_div(steps, p.parts));
-      // Where the grid takes every multiprocessor, the second step begins 8 us later.
-      const std::int64_t blocks = multiprocessors - multiprocessors / 32;
-      p.part_slots = static_cast<int>(std::min(blocks / of_entry, std::int64_t{p.batch} * p.parts));
-      p.parts_of_entries = p.parts_state + places.states;
-      p.turned_heads = 0;
-      p.section_heads = 1;  // the schedule has a section, which no block of the grid asks for
-      if (p.parts > 1) return {static_cast<unsigned>(p.part_slots * of_entry)};
+      tiles.heads *= p.parts;  // in the schedule a part is a tile of another head
     }
-    p.parts = parts > 0 ? parts : parts_of_keys(spec, config, steps, tiles.all(), multiprocessors);
-    p.part_blocks = static_cast<int>(ceil_div(steps, p.parts));
-    tiles.heads *= p.parts;  // in the schedule a part is a tile of another head
   }
   if (config.tile_order == TileOrder::sections) {
-    p.turned_heads =
-        turned_heads(static_cast<int>(tiles.heads), static_cast<int>(tiles.of_head), multiprocessors);
+    p.turned_heads = turned_heads(static_cast<int>(tiles.heads), static_cast<int>(tiles.of_head),
+                                  static_cast<int>(at_once));
     const std::int64_t others = std::max<std::int64_t>(tiles.heads - p.turned_heads, 1);
     const TileSections sections =
-        sections_of(spec, p, others, tiles, heads_q, p.parts, multiprocessors, l2_of_h100);
+        sections_of(spec, p, others, tiles, heads_q, p.parts, static_cast<int>(at_once), l2_of_h100);
     p.section_heads = sections.heads;
     p.section_rounds = sections.rounds;
   }
   // A persistent grid: one block for each multiprocessor, but no more than there are tiles.
-  const std::int64_t blocks = std::min<std::int64_t>(tiles.all(), multiprocessors);
+  const std::int64_t blocks = std::min(tiles.all(), at_once);
   const unsigned rows = config.tile_order == TileOrder::waves
                             ? device::count_waves(static_cast<device::u32>(ceil_div(tiles.all(), blocks)))
                             : 1;

@@ -20,18 +20,23 @@ int packed_heads(int heads_per_kv_head, int seqlen_q, int block_m);
 Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,
                 device::Sm80ForwardParams& params);
 // workspace: of PartsWorkspace::bytes; null: no tile's keys are divided. parts: of each tile's keys, at
-// most multiprocessors / tiles; 0: as many as an estimate of the time chooses.
+// most multiprocessors / tiles; 0: as many as an estimate of the time chooses. With fixed parts any other
+// number than 0 divides all of them.
 Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors, void* workspace,
                 device::Sm90aForwardParams& params, int parts = 0);
 // The grid of the step that merges parts, for `params` as plan_tiles() has set them.
 Grid merge_grid(const AttentionSpec& spec, const KernelConfig& config,
                 const device::Sm90aForwardParams& params);
 
+// Whether parts of keys are fixed (templates/shared/forward_sm90a_params.h).
+bool divides_fixed_parts(const AttentionSpec& spec);
+
 // Memory for parts of tiles on sm_90a: outputs and states of rows, in floats, and in all. It serves every
-// shape.
+// shape; with fixed parts the given one and smaller ones.
 struct PartsWorkspace {
   std::size_t outputs, states, bytes;
-  PartsWorkspace(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors);
+  PartsWorkspace(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,
+                 const Shape& shape);
 };
 
 }  // namespace flashjit::cuda

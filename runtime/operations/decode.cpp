@@ -66,7 +66,7 @@ struct Decode {
   static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape& shape) {
     if (!kernel.target.is_cuda()) return 0;
     if (decodes_by_forward(kernel.spec, kernel.target, kernel.config))
-      return cuda::PartsWorkspace(kernel.spec, kernel.config, kernel.parallelism).bytes;
+      return cuda::PartsWorkspace(kernel.spec, kernel.config, kernel.parallelism, shape).bytes;
     return CudaPlan(kernel, shape).bytes;
   }
 

@@ -42,10 +42,15 @@ struct Forward {
 
   // On sm_90a for parts of tiles, where there are few tiles. CPU threads lend their own memory.
   static constexpr bool workspace_is_optional = true;
-  static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape&) {
+  static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape& shape) {
     if (!kernel.target.is_cuda() || !kernel.target.has(Instructions::wgmma)) return 0;
-    if (kernel.spec.batch_invariant) return 0;
-    return cuda::PartsWorkspace(kernel.spec, kernel.config, kernel.parallelism).bytes;
+    if (parts_follow_from_shapes(kernel.spec)) return 0;
+    return cuda::PartsWorkspace(kernel.spec, kernel.config, kernel.parallelism, shape).bytes;
+  }
+
+  // Wide heads have no fixed parts.
+  static bool parts_follow_from_shapes(const AttentionSpec& spec) {
+    return spec.batch_invariant && !cuda::divides_fixed_parts(spec);
   }
 
   template <class Own>
@@ -75,8 +80,7 @@ struct Forward {
     }
     device::Sm90aForwardParams planned{};
     static_cast<device::ForwardParams&>(planned) = params;
-    // Parts of keys would follow from the launch's shape.
-    if (kernel.spec.batch_invariant) workspace = nullptr;
+    if (parts_follow_from_shapes(kernel.spec)) workspace = nullptr;
     const Grid grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, workspace, planned);
     const auto add = [&](const char* function) -> StepLaunch& {
       StepLaunch& step = add_step(kernel, launch, function);

@@ -90,6 +90,10 @@ struct ForwardSm90a {
   // Whether the device divides keys by their lengths: it alone knows them, and a launch has few tiles.
   static constexpr bool by_length = max(Spec::head_dim, Spec::head_dim_v) > 256 &&
                                     (Spec::paged || Mask::padding);
+  // Whether parts begin at fixed keys, and how many blocks one has.
+  static constexpr bool fixed_parts =
+      forward_has_fixed_parts(Spec::batch_invariant, Spec::head_dim, Spec::head_dim_v);
+  static constexpr int fixed_blocks = forward_part_blocks(block_n);
   // Leaves a part of a tile's blocks.
   template <class Walk>
   static FLASHJIT_FN void take_part(const Sm90aForwardParams& p, [[maybe_unused]] const Shared& shared,
@@ -98,7 +102,7 @@ struct ForwardSm90a {
       const Sm90aOwnPart own = shared.own_part();
       walk.take_part(part, own.blocks, part == own.count - 1);
     } else {
-      walk.take_part(part, p.part_blocks, part == p.parts - 1);
+      walk.take_part(part, fixed_parts ? fixed_blocks : p.part_blocks, part == p.parts - 1, fixed_parts);
     }
   }
 

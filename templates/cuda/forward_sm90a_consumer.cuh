@@ -47,6 +47,7 @@ class Sm90aConsumer {
   static constexpr bool q_in_registers = Config::q_in_registers, ping_pong = Config::ping_pong;
   static constexpr int consumers = Kernel::consumers, column_groups = Kernel::column_groups;
   static constexpr bool converts = Kernel::converts;
+  static constexpr bool fixed_parts = Kernel::fixed_parts;
   static constexpr int walked_rows = Config::pack_gqa ? unknown_size : block_m;
 
   // With batch_invariant a row's own numbers decide its arithmetic: no short cut that a warp's rows share.
@@ -145,6 +146,13 @@ class Sm90aConsumer {
         } else {
           release(shared_.q_empty());
           softmax_.reset();
+          if constexpr (fixed_parts) aside_.clear();
+        }
+        if constexpr (fixed_parts) {
+          if (aside_.any()) {
+            aside_.add_state(softmax_);
+            aside_.give_state(softmax_, lane_);
+          }
         }
         if constexpr (normalizes_early)
 #pragma unroll
@@ -155,6 +163,8 @@ class Sm90aConsumer {
           release_v(ring_.stage);
           ring_.advance();
         }
+        if constexpr (fixed_parts)
+          if (aside_.any()) aside_.add_to_outputs(output_);
       }
       if (p_.parts > 1)
         write_part<Spec::head_dim_v, first_column>(p_, announced.place() * block_m + first_row() + lane_ / 4,
@@ -188,6 +198,10 @@ class Sm90aConsumer {
     softmax_.reset();
     near_zero_ = true;
     under_way_ = 0;
+    if constexpr (fixed_parts) {
+      aside_.clear();
+      part_begin_ = begin_of_part(block.index);
+    }
     int v_stage =  // of the product with V that is under way
         block_span(block.index, block_n).end > work.problem.seqlen_k ? ends_within : 0;
     for (;;) {
@@ -396,6 +410,14 @@ class Sm90aConsumer {
     release_k(ring_.stage);
     if constexpr (converts) score_scales_.apply(scores_, shared_, ring_, lane_);
     bool rescale = false;
+    const bool ends_part = fixed_parts && block.index < part_begin_;
+    if constexpr (fixed_parts) {
+      if (ends_part) {
+        aside_.add_state(softmax_);
+        softmax_.reset();
+        part_begin_ = begin_of_part(block.index);
+      }
+    }
     if (!weigh_near_zero(score, block, rescale)) {
       const auto exponents = change(score, tilts, of_rows, rows, heads, block.index * block_n);
       if (!block.whole) blocks.mask(scores_, rows, heads, block, lane_);
@@ -407,10 +429,20 @@ class Sm90aConsumer {
     release_v(v_stage, under_way_);
     pack_weights();
     if constexpr (column_groups > 1) handed_.give(weights_, softmax_, rescale, v_stage == ends_within);
+    if constexpr (fixed_parts) {
+      if (ends_part) {
+        aside_.add_outputs(output_);
+        under_way_ = 0;
+      }
+    }
     if (rescale && under_way_) {
 #pragma unroll
       for (int i = 0; i < columns / 2; ++i) output_[i] *= softmax_.correction(i / 2 % 2);
     }
+  }
+  // The first block of the part that a block is in.
+  FLASHJIT_FN static int begin_of_part(int block) {
+    return block / Kernel::fixed_blocks * Kernel::fixed_blocks;
   }
 
   // Capped scores that are all near 0. After a block where they are not, a tile's others are not asked.
@@ -513,6 +545,9 @@ class Sm90aConsumer {
   RowWords row_words_[2];  // with dropout
   [[no_unique_address]] ScoreScales score_scales_;
   HandedWeights<layout.pv_steps> handed_;  // with two column groups
+  // With fixed_parts; blocks come from the last to the first.
+  int part_begin_;
+  [[no_unique_address]] typename Choose<fixed_parts, PartsAside<columns / 2>, Nothing>::type aside_;
 };
 
 }  // namespace flashjit::device

@@ -1,16 +1,84 @@
 // Parts of a tile's keys in sm_90a's forward, for launches with fewer tiles than multiprocessors. Each part
 // is a tile of its own in the schedule. The first kernel writes what a part has of its rows, unnormalised; a
-// second one adds up each row's parts in the order of keys.
+// second one adds up each row's parts: in the order of keys or, where parts are fixed, as a tile that walks
+// through several of them does, the last one first.
 #pragma once
 
 #include "cuda/accumulator_row.cuh"
 #include "cuda/forward_sm90a_lengths.cuh"
 #include "cuda/merge_parts.cuh"
 #include "cuda/ptx_sync.cuh"
+#include "cuda/scaled.cuh"
 #include "cuda/tile_index.cuh"
 #include "shared/forward_sm90a_params.h"
 
 namespace flashjit::device {
+
+// A row's part as the merge reads it.
+template <class Softmax>
+FLASHJIT_FN PartState part_state(const Softmax& softmax, int r) {
+  // A row of far scores alone may have a sum of 0, and a row of NaN alone the lowest reference.
+  const float sum = softmax.relative_sum(r), reference = softmax.reference(r);
+  const bool has_keys = reference > Softmax::lowest || sum != 0;
+  return {has_keys ? reference : minus_infinity, sum};
+}
+
+// Where parts are fixed, what a thread has of the parts of its tile that are complete, added up by the
+// arithmetic of MergedRow. It lies in the thread's own memory, since its registers are full: a tile comes
+// here once in forward_part_keys keys.
+template <int size>
+class PartsAside {
+ public:
+  FLASHJIT_FN void clear() { any_ = 0; }
+  FLASHJIT_FN bool any() const { return any_; }
+
+  // Adds the state of the part that softmax has; its outputs must follow.
+  template <class Softmax>
+  FLASHJIT_FN void add_state(const Softmax& softmax) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const PartState part = part_state(softmax, r);
+      PartState all{minus_infinity, 0};
+      if (any()) all = {maximum_[r], sum_[r]};
+      const float top = fmaxf(all.maximum, part.maximum), finite = top == minus_infinity ? 0 : top;
+      const float kept = ex2_approx(all.maximum - finite), weight = ex2_approx(part.maximum - finite);
+      maximum_[r] = top;
+      sum_[r] = __fmaf_rn(weight, part.sum, __fmul_rn(all.sum, kept));
+      kept_[r] = kept;
+      weight_[r] = weight;
+    }
+  }
+  // Adds outputs of that part, and keeps the sums.
+  FLASHJIT_FN void add_outputs(const float (&output)[size]) {
+    if (any()) {
+      const float kept[] = {kept_[0], kept_[1]}, weight[] = {weight_[0], weight_[1]};
+#pragma unroll
+      for (int i = 0; i < size; ++i)
+        output_[i] = __fmaf_rn(weight[i / 2 % 2], output[i], __fmul_rn(output_[i], kept[i / 2 % 2]));
+    } else {
+#pragma unroll
+      for (int i = 0; i < size; ++i) output_[i] = output[i];
+    }
+    any_ = 1;
+  }
+  // Or gives the sums back, for the last part of a tile.
+  FLASHJIT_FN void add_to_outputs(float (&output)[size]) const {
+    const float kept[] = {kept_[0], kept_[1]}, weight[] = {weight_[0], weight_[1]};
+#pragma unroll
+    for (int i = 0; i < size; ++i)
+      output[i] = __fmaf_rn(weight[i / 2 % 2], output[i], __fmul_rn(output_[i], kept[i / 2 % 2]));
+  }
+  template <class Softmax>
+  FLASHJIT_FN void give_state(Softmax& softmax, int lane) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) softmax.set(r, maximum_[r], sum_[r], lane);
+  }
+
+ private:
+  // Volatile, so that the compiler leaves it in memory.
+  volatile float output_[size], maximum_[2], sum_[2], kept_[2], weight_[2];
+  volatile int any_;
+};
 
 // Writes two rows of a part as a thread has them, in accumulators of the columns from first_column on. row:
 // the first one's number in the workspace; the second is 8 further.
@@ -22,10 +90,8 @@ FLASHJIT_FN void write_part(const Sm90aForwardParams& p, int row, int lane, cons
     const int to = row + 8 * r;
     write_floats(p.parts_o + to * head_dim_v + first_column, output, r, 1.f, lane % 4);
     if constexpr (first_column > 0) continue;
-    // A row of far scores alone may have a sum of 0, and a row of NaN alone the lowest reference.
-    const float sum = softmax.relative_sum(r), reference = softmax.reference(r);
-    const bool has_keys = reference > Softmax::lowest || sum != 0;
-    const u32 state[] = {__float_as_uint(has_keys ? reference : minus_infinity), __float_as_uint(sum)};
+    const PartState part = part_state(softmax, r);
+    const u32 state[] = {__float_as_uint(part.maximum), __float_as_uint(part.sum)};
     if (lane % 4 == 0) st_global_v2(p.parts_state + 2 * to, state);
   }
 }
@@ -37,9 +103,10 @@ struct Sm90aPartsMerge {
   using Spec = typename Kernel::Spec;
   using Mask = typename Kernel::Mask;
   using Sinks = typename Kernel::Sinks;
+  using Softmax = typename Kernel::Softmax;
   // A long sequence may have as many parts as there are multiprocessors: each wait is for several of them.
   static constexpr int parts_at_once = Kernel::by_length ? 8 : 2;
-  using Row = MergedRow<fp32, parts_at_once, FreshParts>;
+  using Row = MergedRow<fp32, parts_at_once, FreshParts, Kernel::fixed_parts>;
   static constexpr u32 threads_of_row = Spec::head_dim_v / Row::columns;
   static constexpr int rows_at_once = forward_merge_rows(Spec::head_dim_v);
 
@@ -68,6 +135,10 @@ struct Sm90aPartsMerge {
       stride = parts.step * Kernel::block_m;
       count = parts.count;
     }
+    if constexpr (Kernel::fixed_parts) {
+      first += (count - 1) * stride;
+      stride = -stride;
+    }
     const float* const o = p.parts_o + first * Spec::head_dim_v + column;
     const float* const states = p.parts_state + 2 * first;
 #pragma unroll 1  // for the time of a compile
@@ -75,14 +146,16 @@ struct Sm90aPartsMerge {
       merged.add_some(
           part, count, 1, [&](int i) { return o + i * (stride * Spec::head_dim_v); },
           [&](int i) { return states + i * (2 * stride); });
-    merged.sum = Kernel::Softmax::checked(merged.sum, merged.maximum);
-    if constexpr (Sinks::exist) merged.add_logit(Sinks::log2(p, work.problem.head_q + head_of_row));
-    float lse = merged.normalize();
-    const bool padding = Mask::padding && position >= work.rows.end;
-    if (padding) lse = minus_infinity;
-    const float factor = Kernel::output_factor(p, work.problem.head_kv);
+    // As a consumer does that has all of a row's keys.
+    const float reference = fmaxf(merged.maximum, Softmax::lowest);
+    const float sum = Softmax::checked(merged.sum, reference);
+    float lse = Softmax::log_sum_exp(sum, reference), factor = sum == 0 ? 0.f : 1.f / sum;
+    if constexpr (Sinks::exist)
+      factor = Softmax::normalizer(sum, reference, Sinks::log2(p, work.problem.head_q + head_of_row), lse);
+    factor *= Kernel::output_factor(p, work.problem.head_kv);
+    if (Mask::padding && position >= work.rows.end) factor = 0, lse = minus_infinity;
 #pragma unroll
-    for (float& x : merged.o) x = padding ? 0.f : x * factor;
+    for (float& x : merged.o) x = factor == 0 ? 0.f : scaled<Spec::batch_invariant>(x, factor);
     const auto offset = [&](const TensorView& t) {
       return work.problem.q_offset(t) + position * t.row_stride + head_of_row * t.head_stride;
     };

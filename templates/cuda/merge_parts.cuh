@@ -38,8 +38,9 @@ struct FreshParts {
 };
 
 // A thread's part of a row: `columns` columns. Memory limits a merge, so the loads of `parts_at_once` parts
-// are issued before the first is used. With parts_at_once 1 an empty part changes no bit of the result.
-template <class Part, int parts_at_once, class Parts>
+// are issued before the first is used. one_by_one: each is then added by itself, so that an empty part
+// changes no bit of the result.
+template <class Part, int parts_at_once, class Parts, bool one_by_one = parts_at_once == 1>
 struct MergedRow {
   static constexpr int columns = 16 / sizeof(Part);
 
@@ -68,12 +69,15 @@ struct MergedRow {
       Parts::load(values[i], o_of(part));
     }
     float top = maximum;
+    if constexpr (!one_by_one) {
 #pragma unroll
-    for (int i = 0; i < parts_at_once; ++i) top = fmaxf(top, state[i].maximum);
-    raise(top);
+      for (int i = 0; i < parts_at_once; ++i) top = fmaxf(top, state[i].maximum);
+      raise(top);
+    }
 #pragma unroll
     for (int i = 0; i < parts_at_once; ++i) {
       if (state[i].maximum == minus_infinity) continue;  // its o may hold anything
+      if constexpr (one_by_one) raise(top = fmaxf(top, state[i].maximum));
       const float weight = Parts::weight(state[i].maximum - finite(top));
       sum = __fmaf_rn(weight, state[i].sum, sum);
 #pragma unroll

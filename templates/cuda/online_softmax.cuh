@@ -194,6 +194,11 @@ class OnlineSoftmax {
   }
   // `lowest` for a row without keys.
   FLASHJIT_FN float reference(int r) const { return reference_[r]; }
+  // Sets a row's sum and reference; minus infinity without keys.
+  FLASHJIT_FN void set(int r, float reference, float sum, int lane) {
+    reference_[r] = fmaxf(reference, lowest);
+    row_sum_[r] = lane % 4 == 0 ? sum : 0;
+  }
   // The sum over all keys of a row: NaN if the reference is too far from 0.
   FLASHJIT_FN static float checked(float sum, float reference) {
     return fabsf(reference) > farthest && reference > lowest ? not_a_number : sum;

@@ -27,6 +27,17 @@ struct Sm90aForwardParams : ForwardParams {
   void* parts_of_entries;
 };
 
+// With batch_invariant a row's keys are added up in parts of so many blocks, which begin at multiples of
+// that, whether a launch divides them or not. Heads of more than 256 columns have no parts then.
+constexpr int forward_part_keys = 8192;
+constexpr int most_forward_parts = 1 << 14;  // of all tiles of a launch: an announcement has room for so many
+FLASHJIT_FN constexpr int forward_part_blocks(int block_n) {
+  return (forward_part_keys + block_n - 1) / block_n;
+}
+FLASHJIT_FN constexpr bool forward_has_fixed_parts(bool batch_invariant, int head_dim, int head_dim_v) {
+  return batch_invariant && head_dim <= 256 && head_dim_v <= 256;
+}
+
 // Threads of the step that merges parts, and how many rows they merge at once.
 constexpr int forward_merge_threads = 256;
 FLASHJIT_FN constexpr int forward_merge_rows(int head_dim_v) {

@@ -318,16 +318,18 @@ class BlockWalk {
     end_ = h.end;
   }
 
-  // Leaves part `index` of the hull, in parts of so many blocks. The last part has all that follow.
-  FLASHJIT_FN void take_part(int index, int blocks, bool last) {
+  // Leaves part `index` of the hull, in parts of so many blocks. The last part has all that follow. aligned:
+  // parts begin at multiples of their size, so that the hull's first one may be shorter.
+  FLASHJIT_FN void take_part(int index, int blocks, bool last, bool aligned = false) {
     if constexpr (!hulls_are_exact<Mask>(Axis{})) {
       const Span h = mask_.hull(Axis{}, across_);
       first_ = max(h.begin, 0) / size_;
       if (next_ >= 0) next_ = h.empty() ? -1 : (h.end - 1) / size_;
       end_ = h.end;
     }
-    first_ += index * blocks;
-    if (!last) next_ = min(next_, first_ + blocks - 1);
+    const int begin = (aligned ? first_ / blocks * blocks : first_) + index * blocks;
+    first_ = max(first_, begin);
+    if (!last) next_ = min(next_, begin + blocks - 1);
   }
 
   FLASHJIT_FN bool next(Block& block) {

@@ -21,14 +21,20 @@ class BatchInvariantSm90a : public ForwardSm90a {
  protected:
   template <class Spec, class... Configs>
   void expect_same(const std::vector<Mask>& masks) {
-    if (!has_turn()) return;
     // A few keys after an edge of blocks: in some cuts a warp has rows from both sides.
     const int position = std::max({Configs::block_n...}) + 3;
+    expect_same<Spec, Configs...>(masks, position, batches_of(position), 130, {0});
+  }
+  // parts: the parts of keys that launches have in turn; 0: none.
+  template <class Spec, class... Configs>
+  void expect_same(const std::vector<Mask>& masks, int position, const std::vector<Batch>& batches,
+                   int window, const std::vector<int>& parts) {
+    if (!has_turn()) return;
     std::vector<std::byte> expected;
-    for (const Batch& batch : batches_of(position)) {
+    for (const Batch& batch : batches) {
       Case given = case_of(with_spec<Invariant<Spec>>({}, masks).spec, batch, position);
       given.masks =
-          verify::MaskDataOptions{.window_left = 130, .window_right = 0, .lengths_k = given.lengths_k};
+          verify::MaskDataOptions{.window_left = window, .window_right = 0, .lengths_k = given.lengths_k};
       // Some scores are near 0, others not; slopes leave weight to far keys.
       given.named.scalars = {{"cap", 5.6}};
       constexpr float slopes[] = {0.02f, -0.03f, 0.01f};
@@ -40,12 +46,14 @@ class BatchInvariantSm90a : public ForwardSm90a {
       const auto launch_by = [&]<class Config>(Config) {
         SCOPED_TRACE(given.str() + " by tiles of " + std::to_string(Config::block_m) +
                      (Config::pack_gqa ? " packed rows" : " rows"));
-        workload.reset();
-        launch<Invariant<Spec>, Config>(given.spec, workload.args(), not_a_number);
-        ASSERT_TRUE(workload.check());
-        const std::vector<std::byte> bits = bits_of_row(workload, batch);
-        if (expected.empty()) expected = bits;
-        EXPECT_TRUE(bits == expected);
+        for (const int of_tile : parts) {
+          workload.reset();
+          launch<Invariant<Spec>, Config>(given.spec, workload.args(), not_a_number, of_tile);
+          ASSERT_TRUE(workload.check());
+          const std::vector<std::byte> bits = bits_of_row(workload, batch);
+          if (expected.empty()) expected = bits;
+          EXPECT_TRUE(bits == expected) << of_tile << " parts";
+        }
       };
       (launch_by(Configs{}), ...);
     }
@@ -76,6 +84,20 @@ TEST_F(BatchInvariantSm90a, EightBitKeysAndDividedColumns) {
       ConfigOf<64, 80, true, false, sections>, ConfigOf<128, 80, true, true, waves>>({CausalMask{}});
   expect_same<SpecOf<Bf16, 24, 264, false, BottomRight>, DividedConfigOf<64, 2, false, sections>,
               DividedConfigOf<64, 1, true, sections>>({CausalMask{}});
+}
+
+// Keys are added up in parts, whether launches divide them or not, from the last to the first: outputs are
+// not rounded, so that another order is seen. Some rows of a tile begin a part that others do not see; with a
+// window most parts are empty.
+TEST_F(BatchInvariantSm90a, PartsOfKeys) {
+  const auto keys_of_part = [](int block_n) { return block_n * device::forward_part_blocks(block_n); };
+  expect_same<WithFloatOutput<SpecOf<Bf16, 16, 16, false, BottomRight>>,
+              ConfigOf<64, 128, false, false, sections>, ConfigOf<128, 128, true, true, waves>>(
+      {CausalMask{}}, 5 * keys_of_part(128) / 2, {{{1}, 0, {}, 64}, {{24}, 11, {}, 48}}, 0, {0, 3});
+  expect_same<WithPages<SpecOf<Fp16, 16, 24, false, BottomRight, WindowWithSinks>>,
+              ConfigOf<64, 112, true, true, sections>>(
+      {CausalMask{}, SlidingWindowMask{CausalAlign::bottom_right, true}}, 2 * keys_of_part(112) + 3,
+      {{{24}, 11, {}, 48}}, 150, {0, 3});
 }
 
 }  // namespace

@@ -89,8 +89,9 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage, i
     paged.copying_warps = std::min(4, config.block_n / paged.box_keys);
   }
   device::Sm90aForwardParams& p = paged;
-  std::vector<float> workspace(cuda::PartsWorkspace(spec, config, multiprocessors).bytes / 4 + 1,
-                               std::numeric_limits<float>::quiet_NaN());
+  std::vector<float> workspace(
+      cuda::PartsWorkspace(spec, config, multiprocessors, checked.shape).bytes / 4 + 1,
+      std::numeric_limits<float>::quiet_NaN());
   const Grid grid =
       cuda::plan_tiles(spec, config, multiprocessors, parts > 0 ? workspace.data() : nullptr, p, parts);
   ASSERT_EQ(p.parts, std::max(parts, 1));

@@ -236,7 +236,7 @@ TEST(TilePlan, PartsOfKeysNeedAWorkspace) {
   constexpr int multiprocessors = 132;
   const AttentionSpec spec{.head_dim = 128, .head_dim_v = 128};
   const KernelConfig config{.block_m = 128, .block_n = 128};
-  std::vector<float> workspace(cuda::PartsWorkspace(spec, config, multiprocessors).bytes / sizeof(float));
+  std::vector<float> workspace(cuda::PartsWorkspace(spec, config, multiprocessors, {}).bytes / sizeof(float));
   device::Sm90aForwardParams few{};
   few.batch = 1;
   few.num_heads_q = few.num_heads_kv = 4;
@@ -253,6 +253,46 @@ TEST(TilePlan, PartsOfKeysNeedAWorkspace) {
   many.batch = multiprocessors;
   cuda::plan_tiles(spec, config, multiprocessors, workspace.data(), many);
   EXPECT_EQ(many.parts, 1);
+}
+
+// With batch_invariant parts begin at fixed keys: blocks of the grid get equally many of them, or none is
+// divided.
+TEST(TilePlan, FixedPartsOfKeys) {
+  constexpr int multiprocessors = 132;
+  const AttentionSpec spec{
+      .head_dim = 128, .head_dim_v = 128, .mask = {CausalMask{}}, .batch_invariant = true};
+  const KernelConfig config{
+      .block_m = 128, .block_n = 128, .tile_order = TileOrder::sections, .pack_gqa = true};
+  struct Launch {
+    int rows, keys, heads_q, heads_kv;
+    int parts;
+    unsigned blocks;
+  };
+  for (const Launch& given : {Launch{128, 32768, 32, 8, 4, 128}, Launch{256, 131072, 8, 1, 16, 128},
+                              Launch{128, 32768, 34, 1, 4, 68}, Launch{128, 8192, 32, 8, 1, 32},
+                              Launch{16384, 16384, 16, 16, 1, 132}, Launch{128, 8320, 32, 8, 1, 32}}) {
+    SCOPED_TRACE(std::to_string(given.rows) + " x " + std::to_string(given.keys));
+    device::Sm90aForwardParams p{};
+    p.batch = 1;
+    p.num_heads_q = given.heads_q;
+    p.num_heads_kv = given.heads_kv;
+    p.seqlen_q = given.rows;
+    p.seqlen_k = given.keys;
+    const cuda::PartsWorkspace places(spec, config, multiprocessors,
+                                      {.batch = 1,
+                                       .seqlen_q = given.rows,
+                                       .seqlen_k = given.keys,
+                                       .num_heads_q = given.heads_q,
+                                       .num_heads_kv = given.heads_kv});
+    std::vector<float> workspace(places.bytes / sizeof(float) + 1);
+    const Grid grid = cuda::plan_tiles(spec, config, multiprocessors, workspace.data(), p);
+    EXPECT_EQ(p.parts, given.parts);
+    EXPECT_EQ(grid.x, given.blocks);
+    if (p.parts == 1) continue;
+    const std::int64_t rows = std::int64_t{given.heads_q} * given.rows * given.parts;
+    EXPECT_EQ(p.parts_state - workspace.data(), rows * 128);
+    EXPECT_LE(static_cast<std::size_t>(rows) * 130 * sizeof(float), places.bytes);
+  }
 }
 
 TEST(TileSections, HeadsThatShareTheCacheComeTogether) {

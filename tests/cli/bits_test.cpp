@@ -67,6 +67,34 @@ TEST(Bits, OfOthersMayChange) {
   EXPECT_THAT(text.out, HasSubstr("batch entry 2 alone"));
 }
 
+// Without the field rows with other neighbours may change, so that the launches are seen to differ.
+TEST(Bits, AreComparedAmongRandomNeighbours) {
+  const CommandLine flashjit;
+  const auto run_with = [&](const std::string& field) {
+    return flashjit(
+        bits_of(R"({"op": "forward", "dtype": "fp32", "head_dim": 64, "mask": ["causal"])" + field,
+                {"--batch", "5", "--seqlen-q", "120", "--configs", "0", "--random", "40"}));
+  };
+  for (const bool invariant : {true, false}) {
+    SCOPED_TRACE(invariant);
+    const Outcome run =
+        run_with(std::string(R"(, "varlen": true)") + (invariant ? R"(, "batch_invariant": true})" : "}"));
+    ASSERT_EQ(run.exit_code, 0) << run.out << run.err;
+    int changed = -1;
+    const nlohmann::json json = run.json();
+    for (const auto& launch : json["launches"])
+      if (launch["launch"].get<std::string>().starts_with("40 random launches: "))
+        changed = launch["changed"];
+    if (invariant)
+      EXPECT_EQ(changed, 0) << run.out;
+    else
+      EXPECT_GT(changed, 0) << run.out;
+  }
+  const Outcome padded = run_with("}");
+  EXPECT_EQ(padded.exit_code, 3);
+  EXPECT_THAT(padded.err + padded.out, HasSubstr("--random takes parts of packed prompts"));
+}
+
 TEST(Bits, SayWhatTheyDoNotTry) {
   const CommandLine flashjit;
   const Outcome run = flashjit(bits_of(

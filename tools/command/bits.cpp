@@ -6,12 +6,14 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <random>
 #include <utility>
 
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/search_space.hpp"
 #include "codegen/formulas/formula_traits.hpp"
 #include "codegen/spec/mask_rules.hpp"
+#include "templates/shared/forward_sm90a_params.h"
 #include "tools/command/devices.hpp"
 #include "tools/command/exit_code.hpp"
 #include "tools/command/options.hpp"
@@ -31,16 +33,30 @@ struct BitsOptions {
   ShapeOptions shape;
   MaskOptions masks;
   std::uint64_t seed = 1;
-  int configs = 8;
+  int configs = 8, random = 0;
   bool json = false;
 };
 
 // The part of the problem that a launch has.
 struct Part {
-  int entry = -1;         // only this batch entry; negative: all
-  int row = 0, rows = 0;  // of the entry's rows these, against the keys up to the last one's; rows 0: all
+  int entry = -1, entries = 1;  // only so many batch entries from this one on; negative: all
+  // Only rows from this one of the first entry to the end of those of the last one, which has keys up to its
+  // last row's; end 0: all.
+  int row = 0, end = 0;
   int head_kv = -1;       // only the query heads of this key/value head; negative: all
-  bool cut() const { return rows > 0; }
+  bool workspace = true;  // whether a kernel that takes one gets it
+  bool cut() const { return end > 0; }
+};
+
+// The rows and keys of a batch entry that a part has.
+struct PartOfEntry {
+  int row, end, keys;
+  PartOfEntry(const Part& part, const verify::Sequence& s)
+      : row(s.batch == part.entry ? part.row : 0), end(s.rows), keys(s.seqlen_k) {
+    if (!part.cut() || s.batch != part.entry + part.entries - 1) return;
+    end = part.end;
+    keys = s.seqlen_k - s.seqlen_q + end;
+  }
 };
 
 struct Outcome {
@@ -66,14 +82,17 @@ class Problem {
     const verify::Layout whole = layout();
     Shape shape = work_.shape();
     if (part.entry >= 0) {
-      shape.batch = 1;
-      if (part.cut()) shape.seqlen_q = part.rows;
+      shape.batch = part.entries;
+      if (part.cut() && part.entries == 1) shape.seqlen_q = part.end - part.row;
     }
     if (part.head_kv >= 0) shape.num_heads_q /= std::exchange(shape.num_heads_kv, 1);
     const Kernel& kernel = engine.get(spec, shape);
     work_.poison();
     AttentionArgs args = work_.args_for(kernel);
-    if (part.entry >= 0) take_entry(whole.sequences[static_cast<std::size_t>(part.entry)], part, args);
+    if (!part.workspace) args.workspace.reset();
+    numbers_.clear();
+    on_device_.clear();
+    if (part.entry >= 0) take_entries(whole, part, args);
     if (part.head_kv >= 0) take_heads(whole, part.head_kv, args);
     kernel.launch(args);
     work_.fetch();
@@ -101,11 +120,12 @@ class Problem {
     const auto count = [&](bool equal) { ++outcome.rows, outcome.changed += !equal; };
     const bool gradients = info_of(spec_.op).writes_gradients;
     for (const verify::Sequence& s : whole.sequences) {
-      if (part.entry >= 0 && s.batch != part.entry) continue;
+      if (part.entry >= 0 && (s.batch < part.entry || s.batch >= part.entry + part.entries)) continue;
+      const PartOfEntry own(part, s);
       for (int head = 0; head < whole.heads_q; ++head) {
         if (part.head_kv >= 0 && head / group != part.head_kv) continue;
-        const int end = part.cut() ? part.row + part.rows : s.seqlen_q;
-        for (std::int64_t row = s.q_begin + part.row; row < s.q_begin + end; ++row)
+        const int end = std::min(own.end, s.seqlen_q);
+        for (std::int64_t row = s.q_begin + own.row; row < s.q_begin + end; ++row)
           if (gradients)
             count(same(&AttentionArgs::dq, whole.index(*args.dq, s.batch, row, head), whole.head_dim));
           else
@@ -134,33 +154,47 @@ class Problem {
     return {data, data + elements * static_cast<std::int64_t>(size_of(t.dtype))};
   }
 
-  void take_entry(const verify::Sequence& s, const Part& part, AttentionArgs& args) {
+  // Several entries are taken of packed sequences alone.
+  void take_entries(const verify::Layout& whole, const Part& part, AttentionArgs& args) {
     const bool packed = spec_.varlen;
-    const int rows = part.cut() ? part.rows : s.rows;
-    const int keys = part.cut() ? s.seqlen_k - s.seqlen_q + part.row + part.rows : s.seqlen_k;
+    const KeyLayout layout = key_layout(spec_);
+    const auto entry = [&](int i) -> const verify::Sequence& {
+      return whole.sequences[static_cast<std::size_t>(part.entry + i)];
+    };
+    std::vector<std::int32_t> rows_before = {0}, keys_before = {0}, keys;
+    int longest_q = 0, longest_k = 0;
+    for (int i = 0; i < part.entries; ++i) {
+      const PartOfEntry own(part, entry(i));
+      rows_before.push_back(rows_before.back() + own.end - own.row);
+      keys_before.push_back(keys_before.back() + own.keys);
+      keys.push_back(own.keys);
+      longest_q = std::max(longest_q, own.end - own.row);
+      longest_k = std::max(longest_k, own.keys);
+    }
     const auto narrow = [&](TensorMember member, int dim, std::int64_t begin, std::int64_t size) {
       if (auto& tensor = args.*member) tensor = narrowed(*tensor, dim, begin, size);
     };
+    const int first = part.entry, count = part.entries;
     for (const TensorMember member : {&Args::q, &Args::o, &Args::d_o, &Args::dq}) {
-      if (!packed) narrow(member, 0, s.batch, 1);
-      narrow(member, packed ? 0 : 1, s.q_begin + part.row, rows);
+      if (!packed) narrow(member, 0, first, count);
+      narrow(member, packed ? 0 : 1, entry(0).q_begin + part.row, rows_before.back());
     }
     for (const TensorMember member : {&Args::lse, &Args::dlse}) {
-      if (!packed) narrow(member, 0, s.batch, 1);
-      narrow(member, packed ? 1 : 2, s.q_begin + part.row, rows);
+      if (!packed) narrow(member, 0, first, count);
+      narrow(member, packed ? 1 : 2, entry(0).q_begin + part.row, rows_before.back());
     }
-    const KeyLayout layout = key_layout(spec_);
     if (layout != KeyLayout::paged)
       for (const TensorMember member : {&Args::k, &Args::v, &Args::dk, &Args::dv}) {
-        if (layout == KeyLayout::batched) narrow(member, 0, s.batch, 1);
-        if (!counts_keys(spec_)) narrow(member, layout == KeyLayout::packed ? 0 : 1, s.k_begin, keys);
+        if (layout == KeyLayout::batched) narrow(member, 0, first, count);
+        if (!counts_keys(spec_))
+          narrow(member, layout == KeyLayout::packed ? 0 : 1, entry(0).k_begin, keys_before.back());
       }
     for (const TensorMember member :
          {&Args::page_table, &Args::seqlens_q, &Args::seqlens_k, &Args::row_offset, &Args::key_offset})
-      narrow(member, 0, s.batch, 1);
-    if (counts_keys(spec_)) args.seqlens_k = numbers({keys});
-    if (args.cu_seqlens_q) args.cu_seqlens_q = numbers({0, rows}), args.max_seqlen_q = rows;
-    if (args.cu_seqlens_k) args.cu_seqlens_k = numbers({0, keys}), args.max_seqlen_k = keys;
+      narrow(member, 0, first, count);
+    if (counts_keys(spec_)) args.seqlens_k = numbers(keys);
+    if (args.cu_seqlens_q) args.cu_seqlens_q = numbers(rows_before), args.max_seqlen_q = longest_q;
+    if (args.cu_seqlens_k) args.cu_seqlens_k = numbers(keys_before), args.max_seqlen_k = longest_k;
   }
   void take_heads(const verify::Layout& whole, int head_kv, AttentionArgs& args) const {
     const int group = whole.heads_q / whole.heads_kv, first = head_kv * group;
@@ -234,12 +268,56 @@ std::vector<std::pair<std::string, Part>> parts_of(const AttentionSpec& spec, co
       const int rows = s.seqlen_q, third = rows / 3;
       for (const auto& [row, end] : {std::pair{0, third}, {third, rows - 1}, {rows - 1, rows}})
         if (row < end && s.seqlen_k - rows + row >= 0)
-          add({.entry = s.batch, .row = row, .rows = end - row},
+          add({.entry = s.batch, .row = row, .end = end},
               entry + ", rows " + std::to_string(row) + " to " + std::to_string(end - 1));
     }
   if (!reads_any(spec, {FormulaName::head, FormulaName::head_kv}) && whole.heads_kv > 1)
     add({.head_kv = whole.heads_kv - 1}, "one key/value head");
   return parts;
+}
+
+// Launches of some of the packed sequences beside each other, the first and the last one cut at random. Each
+// has neighbours of random lengths.
+Outcome among_random_neighbours(const BitsOptions& options, Problem& problem, Engine& engine,
+                                const AttentionSpec& spec) {
+  if (!spec.varlen || !takes_cuts(spec) || !not_in_parts(spec).empty() ||
+      reads_any(spec, {FormulaName::batch}) || info_of(spec.op).writes_gradients)
+    throw Error(
+        ErrorCode::invalid_argument,
+        "--random takes parts of packed prompts; a forward with \"varlen\": true and the mask causal, "
+        "without dropout, offsets, tables and padding, would work");
+  std::mt19937_64 random(options.seed);
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<std::uint64_t>(n)); };
+  const std::vector<verify::Sequence> sequences = problem.layout().sequences;
+  const int entries = static_cast<int>(sequences.size());
+  Outcome all;
+  int neighbours = 0, across_edges = 0;
+  const Progress progress("random launches");
+  for (int i = 0; i < options.random; ++i) {
+    Part part{.entry = below(entries)};
+    part.entries = 1 + below(std::min(8, entries - part.entry));
+    const verify::Sequence &first = sequences[static_cast<std::size_t>(part.entry)],
+                           &last = sequences[static_cast<std::size_t>(part.entry + part.entries - 1)];
+    if (first.seqlen_q > 0 && below(2)) part.row = below(first.seqlen_q);
+    const int begin = part.entries == 1 ? part.row : 0;
+    if (last.seqlen_q > begin && below(2)) part.end = begin + 1 + below(last.seqlen_q - begin);
+    // Cut rows may be more than keys: then the first ones see none.
+    if (last.seqlen_k - last.seqlen_q + part.end < 0) part.end = 0;
+    part.workspace = below(2);
+    problem.launch(engine, spec, part);
+    const Outcome one = problem.compare("", part);
+    all.rows += one.rows;
+    all.changed += one.changed;
+    neighbours += part.entries - 1;
+    const auto parts_of = [&](int entry) {
+      return sequences[static_cast<std::size_t>(entry)].seqlen_k / device::forward_part_keys;
+    };
+    for (int other = part.entry + 1; other < part.entry + part.entries; ++other)
+      across_edges += parts_of(other) != parts_of(other - 1);
+  }
+  all.what = std::to_string(options.random) + " random launches: " + std::to_string(neighbours) +
+             " neighbours, of them " + std::to_string(across_edges) + " across an edge of parts";
+  return all;
 }
 
 // The same keys in pages of twice the size, where a key's scale does not lie with it.
@@ -294,11 +372,19 @@ std::vector<Outcome> compare_all(const BitsOptions& options, const AttentionSpec
   try_way("the same launch again", engine, spec);
   if (not_in_parts(spec).empty())
     for (const auto& [what, part] : parts_of(spec, problem.layout())) try_way(what, engine, spec, part);
+  const bool takes_workspace = problem.work().args_for(engine.get(spec, shape)).workspace.has_value();
+  if (takes_workspace && !info_of(spec.op).few_rows && !info_of(spec.op).writes_gradients)
+    try_way("no workspace", engine, spec, {.workspace = false});
+  if (options.random > 0) outcomes.push_back(among_random_neighbours(options, problem, engine, spec));
   if (repaged) {
     repaged->work().place(device);
     repaged->launch(engine, spec);
     repaged->take_base_of(problem);
     outcomes.push_back(repaged->compare("pages of twice the size, in another order"));
+    if (options.random > 0) {
+      outcomes.push_back(among_random_neighbours(options, *repaged, engine, spec));
+      outcomes.back().what += ", in these pages";
+    }
   }
   if (device.kind == Device::Kind::cpu)
     for (const int threads : {1, 3}) {
@@ -364,6 +450,10 @@ Verb add_bits(const Arguments& parent) {
   options->masks.add(app);
   app.add_option("--seed", options->seed, "Seed of the random numbers").capture_default_str();
   app.add_option("--configs", options->configs, "Configs of the search space to try, evenly spread")
+      .capture_default_str()
+      .at_least(0);
+  app.add_option("--random", options->random,
+                 "Launches of packed sequences among others, cut at random, to compare")
       .capture_default_str()
       .at_least(0);
   add_output(app, options->json);

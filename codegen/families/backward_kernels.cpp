@@ -33,8 +33,8 @@ CudaBackwardKernels::CudaBackwardKernels(const AttentionSpec& spec, const Kernel
                                                     !std::holds_alternative<PaddingMask>(mask) &&
                                                     !(window && !window->sinks);
                                            })),
-      separate_dq(spec.deterministic &&
-                  (!persistent || has_row_bits || has_gradients(spec) || !copies_dq(spec, config))),
+      separate_dq(spec.deterministic && (!by_wgmma || has_row_bits || has_gradients(spec) ||
+                                         (persistent && !copies_dq(spec, config)))),
       has_exact_sums(spec.deterministic && has_gradients(spec)),
       deterministic(spec.deterministic) {}
 

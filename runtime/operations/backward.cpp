@@ -157,7 +157,7 @@ struct Backward {
     }
     const bool persistent = kernels.persistent;
     if (kernel.spec.dropout) p.place_dropout_scale(!has_derivatives(kernel.spec));
-    if (persistent) {
+    if (persistent || kernels.orders_dq()) {
       p.next_turn = reinterpret_cast<device::u32*>(rest);
       p.places_done = p.next_turn + 1;
       rest += 1 + i64{p.schedule_heads()};
@@ -350,14 +350,21 @@ struct Backward {
   // Heads whose keys the grid takes together. More even out the work, fewer stay in the cache. Masks of
   // lists need less order: half as many heads, so that dQ's sums are in the cache until they are converted.
   // Where dQ is added in order at least 8, as far as twice the cache holds them: with more heads fewer places
-  // of each run at once, and wait for each other.
+  // of each run at once, and wait for each other. Blocks that make dV alone do not keep pace with those that
+  // wait, so that with them no more than the cache holds, and half of it where rows see all keys.
   static unsigned section(const PlannedKernel& kernel, i64 seqlen_q, i64 blocks_of_head) {
     constexpr i64 most = 16;
-    const i64 share = gpu(kernel).has_row_bits ? 2 : 1;
+    const CudaBackwardKernels kernels = gpu(kernel);
+    const i64 share = kernels.has_row_bits ? 2 : 1;
     const i64 blocks = 256 / share;  // so that no multiprocessor is without work for long
     const i64 in_cache = BackwardGroups::rows_in_cache / share /
                          std::max(BackwardGroups::bytes_of_head(kernel.spec, seqlen_q), i64{1});
-    const i64 least = gpu(kernel).orders_dq() ? std::clamp(2 * in_cache, i64{1}, i64{8}) : 1;
+    if (kernels.orders_dq() && kernels.divides_sums) {
+      const bool all_keys = std::ranges::all_of(
+          kernel.spec.mask, [](const Mask& mask) { return std::holds_alternative<PaddingMask>(mask); });
+      return static_cast<unsigned>(std::clamp(all_keys ? in_cache / 2 : in_cache, i64{1}, most / 2));
+    }
+    const i64 least = kernels.orders_dq() ? std::clamp(2 * in_cache, i64{1}, i64{8}) : 1;
     return static_cast<unsigned>(std::clamp(std::max(in_cache, blocks / blocks_of_head), least, most));
   }
   static i64 row_words(const PlannedKernel& kernel, i64 seqlen_q) {

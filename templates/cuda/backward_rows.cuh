@@ -252,12 +252,13 @@ FLASHJIT_FN void clear_key_sums(const CudaBackwardParams& p) {
     st_global_v4(p.dv_sums + i, zeros);
 }
 
+template <class Spec>
 FLASHJIT_FN void clear_turns(const CudaBackwardParams& p) {
   if (p.next_turn == nullptr) return;
   const u32 first = ctaid_x() * backward_threads + tid_x(), heads = p.schedule_heads();
   if (first == 0) *p.next_turn = 0;
   for (u32 i = first; i < heads; i += nctaid_x() * backward_threads) p.places_done[i] = 0;
-  if (p.dq_blocks_added == nullptr) return;
+  if (!Spec::deterministic || p.dq_blocks_added == nullptr) return;
   const i64 counts = backward_ordered_blocks(p.num_heads_q * p.rows);
   for (i64 i = first; i < counts; i += static_cast<i64>(nctaid_x()) * backward_threads)
     p.dq_blocks_added[i] = 0;
@@ -281,7 +282,7 @@ FLASHJIT_FN void backward_prepare(const Params& params) {
     if (params.batch == 0 || params.num_heads_q == 0) return;
   }
   if constexpr (by_wgmma) {
-    clear_turns(params);
+    clear_turns<Spec>(params);
     clear_key_sums<Spec>(params);
     if constexpr (has_row_bits<typename Spec::Mask>) make_row_bits<Spec>(params);
   }

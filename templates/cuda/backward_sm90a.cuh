@@ -35,9 +35,8 @@ struct BackwardSm90a {
   static constexpr bool makes_dk = sums != BackwardSums::dv, makes_dv = sums != BackwardSums::dk;
   // A kernel of its own may make dQ (backward_sm90a_dq.cuh). Else a deterministic one adds it in a fixed
   // order.
-  static constexpr bool separate_dq = has_dq_kernel<Config>;
-  static constexpr bool makes_dq = makes_dk && !separate_dq;
-  static constexpr bool orders_dq = makes_dq && Spec::deterministic;
+  static constexpr bool separate_dq = has_dq_kernel<Config>, ordered = Spec::deterministic && !separate_dq;
+  static constexpr bool makes_dq = makes_dk && !separate_dq, orders_dq = makes_dq && ordered;
   // Weights and dS are made at once, where formulas have derivatives. Blocks of the grid that make dV alone
   // need none.
   static constexpr bool differentiates = ScoreGradient::changes && makes_dk;
@@ -53,8 +52,8 @@ struct BackwardSm90a {
   static constexpr int stages = layout.stages;
   // Whether a block of the grid may have several places, and then writes dQ as well.
   static constexpr bool has_places = sums == BackwardSums::both, finishes_dq = has_places && makes_dq;
-  using Turns = BackwardTurns<Spec, block_n, finishes_dq, orders_dq>;
-  static_assert(!orders_dq || (finishes_dq && layout.stages_dq && key_intervals<Mask>));
+  using Turns = BackwardTurns<Spec, block_n, finishes_dq, ordered>;
+  static_assert(!orders_dq || (key_intervals<Mask> && (layout.stages_dq || !has_places)));
   using Ring = Sm90aRing<stages>;
   static constexpr int consumers = layout.consumers, consumer_warps = 4 * consumers;
   static constexpr int k_panels = ceil_div(Spec::head_dim, layout.panel);
@@ -88,9 +87,10 @@ struct BackwardSm90a {
 
   // A place is block_n keys of a key/value head. Where one kernel makes all sums, the grid has a block for
   // each multiprocessor, which takes the next turn that is left, whose copies begin while the one before
-  // ends. Else a block has one place.
+  // ends. Else a block has one place. It takes that as a turn, too, where it waits for places before.
+  static constexpr bool takes_turns = has_places || orders_dq;
   FLASHJIT_FN static u32 first_turn(const Shared& shared) {
-    return has_places ? shared.read_first_turn() : blockIdx.x / 2;
+    return takes_turns ? shared.read_first_turn() : blockIdx.x / 2;
   }
   // The step before makes the counter 0.
   FLASHJIT_FN static u32 take_turn(const CudaBackwardParams& p) {
@@ -162,7 +162,7 @@ struct BackwardSm90a {
         mbarrier_init(shared.ds_full(buffer), consumer_warps);
       mbarrier_init(shared.begun(), 4);
       fence_mbarrier_init();
-      if constexpr (has_places) {
+      if constexpr (takes_turns) {
         griddepcontrol_wait();
         st_shared(shared.first_turn(), take_turn(p));
       }
@@ -176,8 +176,13 @@ struct BackwardSm90a {
         Producer::copy(p, maps, shared);
       } else if (threadIdx.x / 32 == 1) {
         Producer::add_rows(p, shared);
-      } else if (layout.stages_dq && threadIdx.x >= 64 && threadIdx.x % 32 == 0) {
-        if (threadIdx.x / 32 - 2 < consumers) Producer::add_dq(p, shared, threadIdx.x / 32 - 2);
+      } else if ((layout.stages_dq || orders_dq) && threadIdx.x >= 64 && threadIdx.x % 32 == 0) {
+        const int consumer = threadIdx.x / 32 - 2;
+        if (consumer >= consumers) return;
+        if constexpr (layout.stages_dq)
+          Producer::add_dq(p, shared, consumer);
+        else
+          Producer::order_dq(p, shared, consumer);
       }
     } else {
       setmaxnreg_inc<consumer_registers>();

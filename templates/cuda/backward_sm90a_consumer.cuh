@@ -95,7 +95,7 @@ class Sm90aBackwardConsumer {
       }
     }
     if constexpr (makes_dk && ScoreGradient::changes) weights_.flush_terms();
-    if constexpr (layout.stages_dq) gradients().end_dq(ds_ring_, place_, waiting_);
+    if constexpr (layout.stages_dq || Kernel::orders_dq) gradients().end_dq(ds_ring_, place_, waiting_);
     griddepcontrol_launch_dependents();
   }
 
@@ -169,6 +169,11 @@ class Sm90aBackwardConsumer {
       if constexpr (!delays_dq) wait_for_ds(ds_ring_);
       ds_ring_.advance();
     }
+  }
+  // block: of rows whose dQ this step adds; -1 if it adds none.
+  FLASHJIT_FN void ask_for_dq(int block) const {
+    if constexpr (Kernel::orders_dq && !layout.stages_dq)
+      if (block >= 0) gradients().ask_for_dq(place_, block);
   }
   FLASHJIT_FN void release(u32 empty) const { mbarrier_arrive_if(lane_ == 0, empty); }
 
@@ -375,6 +380,7 @@ class Sm90aBackwardConsumer {
   // dQ of a place's last block. Without blocks the product is of no use; a branch around it would cost
   // registers.
   FLASHJIT_FN void add_last_dq() {
+    ask_for_dq(waiting_);
     const DsRing of = before(ds_ring_);
     DqPart<0> first;
     DqPart<1> second;
@@ -429,6 +435,7 @@ class Sm90aBackwardConsumer {
     Scores dp;
     issue_dp(dp, stage, 0);
     take_numbers(ring, now);
+    ask_for_dq(delays_dq ? waiting_ : now.place);
     if constexpr (!ScoreGradient::changes) weights_.weigh(scores, place_, stage, now);
     wgmma_wait_group<0>();
     release(shared_.do_empty(stage));

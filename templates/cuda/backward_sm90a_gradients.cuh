@@ -40,6 +40,8 @@ struct Sm90aBackwardGradients {
       fence_proxy_async();
       announce_dq(last && part == dq_parts - 1 ? last_dq : 0, place, block);
     } else {
+      if constexpr (Kernel::orders_dq && part == 0)
+        mbarrier_wait(shared.dq_empty(warpgroup), step_parity(of));
       constexpr Sm90aBackwardLayout parts = layout;  // device memory has no place for a static member
       constexpr int row_floats = cuda_backward_row(Spec::head_dim);
       const int row = (layout.divides_rows ? warpgroup * 64 : 0) + warp * 16;
@@ -68,9 +70,12 @@ struct Sm90aBackwardGradients {
       mbarrier_arrive_if(lane == 0, shared.ds_full(of.stage));
     }
   }
+  // Where threads add their own dQ in a fixed order: asks for the turn of the block's rows, and says that
+  // the rows before have been added.
+  FLASHJIT_FN void ask_for_dq(u32 place, int block) const { announce_dq(0, place, block); }
   // Says that no more dQ comes.
   FLASHJIT_FN void end_dq(const DsRing& of, u32 place, int block) const {
-    wait_for_dq_buffer(0, of);
+    if constexpr (layout.stages_dq) wait_for_dq_buffer(0, of);
     announce_dq(no_more_blocks, place, block);
   }
 
@@ -142,8 +147,10 @@ struct Sm90aBackwardGradients {
  private:
   // A step's only part has the step's parity, two parts have both parities.
   FLASHJIT_FN void wait_for_dq_buffer(int part, const DsRing& of) const {
-    const u32 odd = (of.stage + of.parity * layout.ds_buffers) % 2;
-    mbarrier_wait(shared.dq_empty(warpgroup), (dq_parts > 1 ? part : odd) ^ 1);
+    mbarrier_wait(shared.dq_empty(warpgroup), (dq_parts > 1 ? part : step_parity(of)) ^ 1);
+  }
+  FLASHJIT_FN static u32 step_parity(const DsRing& of) {
+    return (of.stage + of.parity * layout.ds_buffers) % 2;
   }
   FLASHJIT_FN void announce_dq(int word, u32 place, int block) const {
     if (threadIdx.x % 128 == 0)

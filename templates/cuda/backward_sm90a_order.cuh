@@ -11,8 +11,9 @@
 
 namespace flashjit::device {
 
-// Of the thread that adds a consumer's dQ. The rows that see a block of keys are an interval that moves on
-// with the keys, so a place waits for the place before it, or, where that one has no such rows, for none.
+// Of a thread for each consumer, which adds its dQ or tells it when to. The rows that see a block of keys are
+// an interval that moves on with the keys, so a place waits for the place before it, or, where that one has
+// no such rows, for none.
 template <class Kernel>
 class DqOrder {
   using Spec = typename Kernel::Spec;
@@ -30,12 +31,15 @@ class DqOrder {
     if (place != place_) begin(place);
     if (rows % static_cast<u32>(p_.rows / place_rows) - before_first_ >= before_count_) return;
     ld_acquire_wait(count_of(rows), key_block_);
-    fence_proxy_async_global();  // what is acquired here orders a copy that another unit makes
+    // What is acquired here orders a copy that another unit makes.
+    if constexpr (Kernel::layout.stages_dq) fence_proxy_async_global();
   }
   // Says that the place's keys have been added to the rows.
   FLASHJIT_FN void end(u32 rows) const {
-    cp_async_bulk_wait_group();
-    fence_proxy_async_global();
+    if constexpr (Kernel::layout.stages_dq) {
+      cp_async_bulk_wait_group();
+      fence_proxy_async_global();
+    }
     st_release(count_of(rows), key_block_ + 1);
   }
 
@@ -45,9 +49,8 @@ class DqOrder {
   }
   FLASHJIT_FN void begin(u32 place) {
     place_ = place;
-    asm volatile(
-        ""
-        : "+r"(place));  // else some of what follows is computed before the loop, and fills registers
+    // Hides the value's origin: else parts of what follows are computed before the loop, and fill registers.
+    asm volatile("" : "+r"(place));
     const Work work(p_, place);
     const Problem& problem = work.problem;
     key_block_ = static_cast<u32>(work.keys.begin / block_n);

@@ -163,6 +163,22 @@ struct Sm90aBackwardProducer {
     }
     if constexpr (!Kernel::finishes_dq) cp_async_bulk_wait_group();
   }
+  // One thread, where a consumer's threads add their own dQ: says when the rows' turn has come. The message
+  // that asks for the next rows says that the ones before have been added.
+  static FLASHJIT_FN void order_dq(const CudaBackwardParams& p, const Shared& shared, int consumer) {
+    griddepcontrol_wait();  // the step before zeroes the counters
+    DqOrder<Kernel> order(p, consumer);
+    u32 message[4], rows = 0;
+    for (u32 step = 0;; ++step) {
+      mbarrier_wait(shared.dq_full(consumer), step & 1);
+      ld_shared_v4(message, shared.message(stages + consumer));
+      if (step > 0) order.end(rows);
+      if (static_cast<int>(message[0]) == no_more_blocks) return;
+      rows = message[2];
+      order.wait_for(message[1], rows);
+      mbarrier_arrive(shared.dq_empty(consumer));
+    }
+  }
 
  private:
   // Packed tensors are one batch entry.

@@ -98,14 +98,10 @@ struct CudaBackwardParams : BackwardParams {
   // of the kernels' accumulators. Null if a kernel of its own computes dQ.
   float* dq_sums;
   i64 rows;  // of a head, a multiple of backward_row_unit
-  // In the workspace, of a persistent grid: the next turn that no block has taken, and for each part of the
-  // rows of each head with places of its own the consumers' warps that have added the last dQ of a place to
-  // the sums, [batch, place_heads, row_parts]. Null if the grid is none.
+  // In the workspace, of a persistent grid, and where dQ is added in a fixed order: the next turn that no
+  // block has taken, and for each part of the rows of each head with places of its own the consumers' warps
+  // that have added the last dQ of a place to the sums, [batch, place_heads, row_parts]. Null elsewhere.
   u32 *next_turn, *places_done;
-  // In the workspace, where dQ is added in a fixed order: the blocks of keys that have been added to dQ's
-  // sums, [num_heads_q, rows / 64, 2], for each consumer of a persistent grid's block
-  // (cuda/backward_sm90a_order.cuh). Null if dQ is added in any order.
-  u32* dq_blocks_added;
   // A block of the grid has the keys of a place for so many query heads, a divisor of a group. An entry of
   // the batch has so many heads with places of their own.
   int place_group, place_heads;
@@ -124,6 +120,9 @@ struct CudaBackwardParams : BackwardParams {
   int row_words, row_block;
   // Factors of weights and of delta in the workspace, and of dV's sums: see place_dropout_scale().
   float weight_scale = 1, delta_scale = 1, dv_scale = 1;
+  // In the workspace, where dQ is added in a fixed order: the blocks of keys that have been added to dQ's
+  // sums, [num_heads_q, rows / 64, 2], for each consumer (cuda/backward_sm90a_order.cuh). Null elsewhere.
+  u32* dq_blocks_added;
 
   // With dropout of scale s. of_weights: weights take it by a shift of lse, which costs nothing.
   //   w' = s w        dV = sum of w' dO        dS = w' (dP - delta / s)

@@ -41,9 +41,9 @@ constexpr device::Sm90aBackwardLayout layout_of(bool separate_dq, int num_stages
 template <class Spec, class Config>
 constexpr bool separates_dq() {
   const auto layout = layout_of<Spec, Config>(false);
-  return Spec::deterministic && (device::backward_divides_sums(Spec::head_dim, Spec::head_dim_v) ||
-                                 device::has_row_bits<typename Spec::Mask> || learns<Spec> ||
-                                 !layout.stages_dq || layout.tile_rows < Config::block_m);
+  const bool persistent = !device::backward_divides_sums(Spec::head_dim, Spec::head_dim_v);
+  return Spec::deterministic && (device::has_row_bits<typename Spec::Mask> || learns<Spec> ||
+                                 (persistent && (!layout.stages_dq || layout.tile_rows < Config::block_m)));
 }
 template <class Spec, class Config>
 struct Emulated : Config {
@@ -130,7 +130,7 @@ struct Sm90aKernels {
         device::RowBits{~0u, ~0u});
     p.row_bits = row_bits.data();
     std::vector<device::u32> counters(1 + std::size_t{p.schedule_heads()}, 0xffffffff);
-    if (!divides_sums) {
+    if (!divides_sums || (Spec::deterministic && !separate_dq)) {
       p.next_turn = counters.data();
       p.places_done = p.next_turn + 1;
     }

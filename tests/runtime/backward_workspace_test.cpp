@@ -46,13 +46,13 @@ Bytes documented(const WorkspaceCase& c, const AttentionSpec& spec, int block_m)
   const Bytes longest = spec.varlen ? total_q : s.seqlen_q;
   Bytes bytes = 49 * h * r / 4 + 4;
   const int columns = c.head_dim + c.head_dim_v;
-  const bool in_order = std::string_view(c.target) == "sm_90a" && !c.has_row_bits && columns <= 256 &&
-                        (columns > 128 || std::max(c.head_dim, c.head_dim_v) <= 64);
+  const bool both = columns <= 256 || (c.head_dim <= 192 && c.head_dim_v <= 128);
+  const bool copied = columns <= 256 && (columns > 128 || std::max(c.head_dim, c.head_dim_v) <= 64);
+  const bool in_order = std::string_view(c.target) == "sm_90a" && !c.has_row_bits && (copied || !both);
   const bool second_pass = spec.deterministic && !in_order;
   if (!second_pass) bytes += 4 * h * r * ceil_to(c.head_dim, 16);
   if (spec.deterministic && !second_pass) bytes += h * r / 8;
   if (std::string_view(c.target) == "sm_90a") bytes += 4 * b * h;
-  const bool both = c.head_dim + c.head_dim_v <= 256 || (c.head_dim <= 192 && c.head_dim_v <= 128);
   if (std::string_view(c.target) == "sm_90a" && both && !spec.deterministic) {
     const Bytes of_rows = h / k * longest * (2 * c.head_dim + 2 * c.head_dim_v + 4 * ceil_to(c.head_dim, 16));
     const bool exceeds = h > k && of_rows > Bytes{32} << 20;
@@ -97,6 +97,7 @@ TEST(BackwardWorkspace, HasTheDocumentedBytes) {
       {"sm_90a", 128, 128, deterministic, grouped},
       {"sm_90a", 64, 64, deterministic + varlen, packed},
       {"sm_90a", 192, 128, deterministic, small},
+      {"sm_90a", 256, 256, deterministic, grouped},
       {"sm_90a", 64, 64, deterministic + tree, alone, true},
       {"sm_90a", 128, 128, "", alone},
       {"sm_90a", 128, 128, "", grouped},

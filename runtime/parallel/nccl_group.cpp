@@ -46,7 +46,7 @@ std::vector<Hello> gather(const NcclCommunicator& comm, const Hello& own) {
     // NCCL may still write there, and to free memory would be to wait for it. So it stays, in a list.
     static std::atomic<Room*> kept = nullptr;
     room->before = kept.exchange(room.get());
-    room.release();
+    (void)room.release();
     throw;
   }
   room->to.copy_to(all.data(), bytes_of_all, stream.get());

@@ -114,6 +114,7 @@ template Argument Arguments::add_option(const string&, optional<float>&, const s
 template Argument Arguments::add_option(const string&, optional<double>&, const string&) const;
 template Argument Arguments::add_option(const string&, optional<string>&, const string&) const;
 template Argument Arguments::add_option(const string&, vector<int>&, const string&) const;
+template Argument Arguments::add_option(const string&, vector<std::size_t>&, const string&) const;
 template Argument Arguments::add_option(const string&, vector<string>&, const string&) const;
 
 Argument Arguments::add_flag(const std::string& name, bool& value, const std::string& description) const {

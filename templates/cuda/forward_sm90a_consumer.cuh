@@ -218,6 +218,8 @@ class Sm90aConsumer {
       under_way_ = 1;
       if constexpr (ping_pong) pass_turn();
       blocks.take(block, *this);
+      if constexpr (fixed_parts)
+        if (block.index < part_begin_) end_part(block, v_stage);
     }
     if constexpr (!q_in_registers) release(shared_.q_empty());
     wait_v(ring_, v_stage, work);
@@ -410,14 +412,6 @@ class Sm90aConsumer {
     release_k(ring_.stage);
     if constexpr (converts) score_scales_.apply(scores_, shared_, ring_, lane_);
     bool rescale = false;
-    const bool ends_part = fixed_parts && block.index < part_begin_;
-    if constexpr (fixed_parts) {
-      if (ends_part) {
-        aside_.add_state(softmax_);
-        softmax_.reset();
-        part_begin_ = begin_of_part(block.index);
-      }
-    }
     if (!weigh_near_zero(score, block, rescale)) {
       const auto exponents = change(score, tilts, of_rows, rows, heads, block.index * block_n);
       if (!block.whole) blocks.mask(scores_, rows, heads, block, lane_);
@@ -429,16 +423,20 @@ class Sm90aConsumer {
     release_v(v_stage, under_way_);
     pack_weights();
     if constexpr (column_groups > 1) handed_.give(weights_, softmax_, rescale, v_stage == ends_within);
-    if constexpr (fixed_parts) {
-      if (ends_part) {
-        aside_.add_outputs(output_);
-        under_way_ = 0;
-      }
-    }
     if (rescale && under_way_) {
 #pragma unroll
       for (int i = 0; i < columns / 2; ++i) output_[i] *= softmax_.correction(i / 2 % 2);
     }
+  }
+  // Puts the sums of a part aside, once its last product is complete. `block` is the next part's.
+  FLASHJIT_FN void end_part(const Block& block, int v_stage) {
+    wgmma_wait_group<0>();
+    release_v(v_stage);
+    under_way_ = 0;
+    aside_.add_state(softmax_);
+    aside_.add_outputs(output_);
+    softmax_.reset();
+    part_begin_ = begin_of_part(block.index);
   }
   // The first block of the part that a block is in.
   FLASHJIT_FN static int begin_of_part(int block) {

@@ -351,7 +351,7 @@ struct Backward {
   // lists need less order: half as many heads, so that dQ's sums are in the cache until they are converted.
   // Where dQ is added in order at least 8, as far as twice the cache holds them: with more heads fewer places
   // of each run at once, and wait for each other. Blocks that make dV alone do not keep pace with those that
-  // wait, so that with them no more than the cache holds, and half of it where rows see all keys.
+  // wait, so that with them no more than the cache holds, half of it where rows see all keys, and at least 2.
   static unsigned section(const PlannedKernel& kernel, i64 seqlen_q, i64 blocks_of_head) {
     constexpr i64 most = 16;
     const CudaBackwardKernels kernels = gpu(kernel);
@@ -362,7 +362,7 @@ struct Backward {
     if (kernels.orders_dq() && kernels.divides_sums) {
       const bool all_keys = std::ranges::all_of(
           kernel.spec.mask, [](const Mask& mask) { return std::holds_alternative<PaddingMask>(mask); });
-      return static_cast<unsigned>(std::clamp(all_keys ? in_cache / 2 : in_cache, i64{1}, most / 2));
+      return static_cast<unsigned>(std::clamp(all_keys ? in_cache / 2 : in_cache, i64{2}, most / 2));
     }
     const i64 least = kernels.orders_dq() ? std::clamp(2 * in_cache, i64{1}, i64{8}) : 1;
     return static_cast<unsigned>(std::clamp(std::max(in_cache, blocks / blocks_of_head), least, most));

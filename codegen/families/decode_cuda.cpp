@@ -60,8 +60,8 @@ extern "C" __global__ void __launch_bounds__()" +
 }  // namespace
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  if (config.num_warps != 4 && config.num_warps != 8 && config.num_warps != 12)
-    return wrong("num_warps", config.num_warps, "is not 4, 8 or 12");
+  if (config.num_warps < 4 || config.num_warps > 16 || config.num_warps % 4 != 0)
+    return wrong("num_warps", config.num_warps, "is not 4, 8, 12 or 16");
   if (config.num_stages < 1 || config.num_stages > 4)
     return wrong("num_stages", config.num_stages, "is not 1 to 4");
   if (config.block_m != 16 && config.block_m != 32 && config.block_m != 64)
@@ -69,6 +69,8 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   if (config.block_n != 16 && config.block_n != 32)
     return wrong("block_n", config.block_n, "is not 16 or 32");
   const device::CudaDecodeLayout layout = layout_of(spec, config);
+  if (config.num_warps == 16 && !layout.score_bytes)
+    return wrong("num_warps", config.num_warps, "is for 8-bit keys whose values have more than 256 columns");
   if (layout.consumers % layout.warps_of_group() != 0) {
     return "block_m " + std::to_string(config.block_m) + " takes " + std::to_string(layout.warps_of_group()) +
            " computing warps, num_warps " + std::to_string(config.num_warps) + " has " +
@@ -86,17 +88,25 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
                                 target);
 }
 
-ConfigAxes axes(const AttentionSpec&, const Target&) {
-  return {.block_m = {16, 32, 64}, .block_n = {16, 32}, .num_stages = {1, 2, 3}, .num_warps = {4, 8, 12}};
+ConfigAxes axes(const AttentionSpec& spec, const Target&) {
+  ConfigAxes axes{
+      .block_m = {16, 32, 64}, .block_n = {16, 32}, .num_stages = {1, 2, 3}, .num_warps = {4, 8, 12}};
+  if (spec.kv_dtype && spec.head_dim_v > 256) axes.num_warps.push_back(16);
+  return axes;
 }
 
 // Found by compiling: a thread has no registers for more.
 std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   const device::CudaDecodeLayout layout = layout_of(spec, config);
   // Registers for everything but scores, output and Q. Scales of each key take more beside a second tile of
-  // rows.
+  // rows. Few masks and scores leave 16 warps enough.
   const bool scales_of_keys = spec.kv_scale == KvScale::token_head;
-  const int others = spec.kv_dtype ? (scales_of_keys && layout.m_tiles > 1 ? 64 : 56) : 64;
+  const bool plain =
+      std::ranges::all_of(spec.mask, [](const Mask& m) { return std::holds_alternative<CausalMask>(m); }) &&
+      spec.score.empty() && !spec.offsets && !scales_of_keys;
+  const int others = !spec.kv_dtype || (scales_of_keys && layout.m_tiles > 1) ? 64
+                     : config.num_warps == 16 && plain                        ? 48
+                                                                              : 56;
   const int held =
       layout.accumulators() + layout.m_tiles * config.block_n / 2 + layout.q_registers(spec.head_dim);
   const int registers = registers_of(layout.resident_blocks(target.max_shared_memory()) * config.num_warps);
@@ -119,8 +129,9 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   // 8-bit keys take more instructions a byte: as many warps as there can be compute. Blocks of 32 keys take a
   // fifth less than those of 16. Measured on an H200 (tests/bench/decode.md): 0.87 of the time in pages of 16
   // with scales of each token, 0.96 with one of a tensor.
-  constexpr Rest few_rows_of_8_bits[] = {{32, 2, 12}, {16, 3, 12}, {16, 2, 12}, {32, 2, 8}, {16, 2, 8},
-                                         {16, 1, 8},  {16, 3, 4},  {16, 2, 4},  {16, 1, 4}};
+  // Wide heads: three groups of warps, since each waits for its own products most of the time.
+  constexpr Rest few_rows_of_8_bits[] = {{16, 3, 16}, {32, 2, 12}, {16, 3, 12}, {16, 2, 12}, {32, 2, 8},
+                                         {16, 2, 8},  {16, 1, 8},  {16, 3, 4},  {16, 2, 4},  {16, 1, 4}};
   // Rows of one page are copied at a fifth of the instructions: blocks that lie in one page.
   constexpr Rest small_pages[] = {{16, 2, 8}, {16, 1, 8}, {16, 3, 4}, {16, 2, 4}, {16, 1, 4}};
   constexpr Rest many_rows[] = {{32, 2, 8}, {16, 2, 8}, {16, 1, 8}, {16, 2, 12},

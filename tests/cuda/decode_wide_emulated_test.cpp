@@ -54,6 +54,7 @@ TEST_F(DecodeOnGpu, WideHeadsOf8Bits) {
   using device::fp8_e4m3, device::fp8_e5m2, device::int8;
   expect<WithKv<Latent, fp8_e4m3, tensor>, ConfigOf<16, 16, 2, 8>>(wide_case(21), causal);
   expect<WithKv<Latent, int8, token_head>, ConfigOf<16, 16, 1, 12>>(wide_case(22), causal);
+  expect<WithKv<Latent, fp8_e4m3, tensor>, ConfigOf<16, 16, 2, 16>>(wide_case(26), causal);
   expect<WithKv<SpecOf<Fp16, 264, 400, false, false, BottomRight>, fp8_e5m2, head>, ConfigOf<16, 16, 2, 8>>(
       wide_case(23), causal);
   Case rows = wide_case(24);

@@ -41,6 +41,9 @@ class Sm90aBackwardConsumer {
   static constexpr bool staggers =
       delays_dq && block_m > 64 && Kernel::consumers == 2 && !ScoreGradient::changes;
   static constexpr bool early_dv = Kernel::early_dv, packs_late = Kernel::packs_late;
+  // Whether dS goes to shared memory while dQ of the block before is computed. Where dV is issued after dS,
+  // this is slower.
+  static constexpr bool passes_ds_late = delays_dq && early_dv;
 
   // Id of a named barrier, + consumer: its own four warps. 0 belongs to __syncthreads.
   static constexpr int warpgroup_barrier = 1;
@@ -283,7 +286,7 @@ class Sm90aBackwardConsumer {
       // Once all have passed dS of the block before, no one reads the buffer that dS goes to now.
       of = before(ds_ring_);
       wait_for_ds(of);
-      pass_ds();
+      if constexpr (!passes_ds_late) pass_ds();
     } else if constexpr (makes_dq) {
       waiting_ = message.place;
       pass_ds();
@@ -291,6 +294,7 @@ class Sm90aBackwardConsumer {
     }
     if constexpr (makes_dq) issue_dq_parts(first, second, of.stage);  // of no use in a place's first step
     issue_dk(stage);
+    if constexpr (passes_ds_late) pass_ds();
     wgmma_wait_group<1>();  // all but dK
     release(shared_.do_empty(stage));
     // dQ leaves while dK is computed.

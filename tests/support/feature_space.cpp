@@ -219,12 +219,14 @@ void FeatureSpace::add_append() {
   if (info_of(op_).copies)
     add("sources", {{"other caches", do_nothing}, {"k and v", [](FeatureCase& c) { c.in_place = true; }}});
   if (!has("rotary")) return;
-  const auto rotary = [](const Rotary& rotary) { return [=](FeatureCase& c) { c.spec.rotary = rotary; }; };
+  const auto with_rotary = [](const Rotary& rotary) {
+    return [=](FeatureCase& c) { c.spec.rotary = rotary; };
+  };
   add("rotary", {{"absent", do_nothing},
-                 {"half", rotary({})},
-                 {"half of 20 from 8 on, q", rotary({.first = 8, .dim = 20, .q = true})},
+                 {"half", with_rotary({})},
+                 {"half of 20 from 8 on, q", with_rotary({.first = 8, .dim = 20, .q = true})},
                  {"interleaved, q, tables",
-                  rotary({.style = RotaryStyle::interleaved, .q = true, .tables = DType::fp32})}});
+                  with_rotary({.style = RotaryStyle::interleaved, .q = true, .tables = DType::fp32})}});
   if (!has_argument({.op = op_}, argument_of(&AttentionArgs::slots))) return;
   add("places", {{"positions", do_nothing},
                  {"slots", [](FeatureCase& c) { c.by_slots = true; }},

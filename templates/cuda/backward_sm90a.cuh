@@ -160,7 +160,6 @@ struct BackwardSm90a {
       }
       for (int buffer = 0; buffer < layout.ds_buffers; ++buffer)
         mbarrier_init(shared.ds_full(buffer), consumer_warps);
-      mbarrier_init(shared.begun(), 4);
       fence_mbarrier_init();
       if constexpr (takes_turns) {
         griddepcontrol_wait();

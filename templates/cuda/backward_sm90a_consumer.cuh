@@ -36,17 +36,18 @@ class Sm90aBackwardConsumer {
 
   // Whether dQ of a block is computed during the step of the next one.
   static constexpr bool delays_dq = makes_dq && layout.ds_buffers > 2 && !(isolates && block_m > 64);
-  // Whether the second consumer begins a place later than the first, so that one computes weights during the
-  // products of the other. With 64 rows, whose weights take less time, this is slower.
-  static constexpr bool staggers =
-      delays_dq && block_m > 64 && Kernel::consumers == 2 && !ScoreGradient::changes;
   static constexpr bool early_dv = Kernel::early_dv, packs_late = Kernel::packs_late;
   // Whether dS goes to shared memory while dQ of the block before is computed. Where dV is issued after dS,
   // this is slower.
   static constexpr bool passes_ds_late = delays_dq && early_dv;
 
-  // Id of a named barrier, + consumer: its own four warps. 0 belongs to __syncthreads.
-  static constexpr int warpgroup_barrier = 1;
+  // Whether the consumers take turns at scores and weights, so that one makes weights during the products of
+  // the other. Without this both run in phase, and no product runs while they make weights. With 64 rows,
+  // whose weights take less time, it is slower.
+  static constexpr bool alternates = delays_dq && block_m > 64 && Kernel::consumers == 2;
+
+  // Ids of named barriers, + consumer: its own four warps; its turn. 0 belongs to __syncthreads.
+  static constexpr int warpgroup_barrier = 1, turn_barrier = 3;
 
   static constexpr int score_tiles = block_m / layout.score_rows;
   // Scores of a product. They are no members, nor are those of a tile, so that they take no registers before
@@ -67,6 +68,7 @@ class Sm90aBackwardConsumer {
 
   FLASHJIT_FN void run() {
     Ring ring;
+    if (warpgroup_ == 1) pass_turn();
     place_ = Kernel::first_turn(shared_);
 #pragma unroll 1
     while (Kernel::has_place(p_, place_)) {
@@ -119,10 +121,6 @@ class Sm90aBackwardConsumer {
     const bool any_keys = take_keys();
     Message message = take_q(ring);
     if constexpr (has_places) {
-      if (staggers && warpgroup_ > 0 && !message.ends()) {
-        mbarrier_wait(shared_.begun(), begun_parity_);
-        begun_parity_ ^= 1;
-      }
       if constexpr (tiles > 1) {
         // If the message is no block but the end, scores and dP are of no use.
         ProductScores scores;
@@ -244,6 +242,12 @@ class Sm90aBackwardConsumer {
     message.word = shared_.read_message(ring.stage).word;
     message.place = shared_.read_message(ring.stage).place;
   }
+  FLASHJIT_FN void take_turn() const {
+    if constexpr (alternates) bar_sync(turn_barrier + warpgroup_, 256);
+  }
+  FLASHJIT_FN void pass_turn() const {
+    if constexpr (alternates) bar_arrive(turn_barrier + 1 - warpgroup_, 256);
+  }
   FLASHJIT_FN static Ring next_of(Ring ring) {
     ring.advance();
     return ring;
@@ -253,6 +257,7 @@ class Sm90aBackwardConsumer {
   FLASHJIT_FN void add(const Ring& ring, Message& message) {
     const int stage = ring.stage;
     Scores scores, dp;
+    take_turn();
     issue_scores(scores, stage);
     take_do(ring, message);
     issue_dp(dp, stage);
@@ -260,12 +265,11 @@ class Sm90aBackwardConsumer {
     if constexpr (ScoreGradient::changes) {
       wgmma_wait_group<0>();
       weights_.differentiate(scores, dp, place_, stage, message);
+      pass_turn();
     } else {
       wgmma_wait_group<1>();
-      // The other consumer begins while this one is between its products.
-      if constexpr (staggers)
-        mbarrier_arrive_if(waiting_ < 0 && warpgroup_ == 0 && lane_ == 0, shared_.begun());
       weights_.weigh(scores, place_, stage, message);
+      pass_turn();
       if constexpr (early_dv) {
         weights_.pack(scores);
         issue_dv(stage);
@@ -602,7 +606,7 @@ class Sm90aBackwardConsumer {
   }
   const CudaBackwardParams& p_;
   const Shared& shared_;
-  u32 place_ = 0, keys_parity_ = 0, begun_parity_ = 0;
+  u32 place_ = 0, keys_parity_ = 0;
   const int warpgroup_, warp_, lane_;  // the first two by shuffle, so that uniform registers hold them
   float dk_[makes_dk ? Spec::head_dim / 2 : 1], dv_[makes_dv ? Spec::head_dim_v / 2 : 1];
   Weights weights_;

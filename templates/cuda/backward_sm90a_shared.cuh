@@ -55,8 +55,6 @@ struct Sm90aBackwardShared {
   FLASHJIT_FN u32 numbers_full(int stage) const { return barrier(8 + 6 * stage); }
   FLASHJIT_FN u32 dq_full(int consumer) const { return barrier(3 + 6 * stages + 2 * consumer); }
   FLASHJIT_FN u32 dq_empty(int consumer) const { return barrier(4 + 6 * stages + 2 * consumer); }
-  // The first consumer has the first scores of a place.
-  FLASHJIT_FN u32 begun() const { return barrier(3 + 6 * stages + 2 * consumers + layout.ds_buffers); }
   FLASHJIT_FN u32 ds_full(int buffer) const { return barrier(3 + 6 * stages + 2 * consumers + buffer); }
 };
 

@@ -146,7 +146,7 @@ struct Sm90aBackwardLayout {
     dropout_key = messages + (stages + consumers) * message_bytes;
     first_turn = dropout_key + (dropout ? 16 : 0);
     barriers = first_turn + 8;
-    end = barriers + (3 + 6 * stages + 2 * consumers + ds_buffers + 1) * barrier_bytes;
+    end = barriers + (3 + 6 * stages + 2 * consumers + ds_buffers) * barrier_bytes;
   }
 };
 // Stages of blocks that make dV alone. They hold no V, so two always fit.

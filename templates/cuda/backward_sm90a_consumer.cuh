@@ -3,6 +3,7 @@
 
 #include "cuda/backward_sm90a_gradients.cuh"
 #include "cuda/backward_sm90a_parts.cuh"
+#include "cuda/backward_sm90a_products.cuh"
 #include "cuda/backward_sm90a_shared.cuh"
 #include "cuda/backward_sm90a_turns.cuh"
 #include "cuda/backward_sm90a_weights.cuh"
@@ -16,7 +17,7 @@ class Sm90aBackwardConsumer {
   using Spec = typename Kernel::Spec;
   using Element = typename Kernel::Element;
   using ScoreGradient = typename Kernel::ScoreGradient;
-  using Products = typename Kernel::Products;
+  using Products = Sm90aBackwardProducts<Kernel>;
   using Shared = typename Kernel::Shared;
   using Work = typename Kernel::Work;
   using Ring = typename Kernel::Ring;
@@ -548,24 +549,23 @@ class Sm90aBackwardConsumer {
   }
 
   static constexpr int tile_bytes = tile_rows * 128;  // of a panel
-  FLASHJIT_FN u64 q_operand(int stage, int tile) const {
-    return wgmma_descriptor(shared_.q(stage) + tile * tile_bytes, layout.q_panel);
-  }
-  FLASHJIT_FN u64 do_operand(int stage, int tile) const {
-    return wgmma_descriptor(shared_.d_o(stage) + tile * tile_bytes, layout.q_panel);
-  }
+  FLASHJIT_FN Products products() const { return {shared_, warpgroup_}; }
   FLASHJIT_FN void issue_scores(ProductScores& scores, int stage, int tile = 0) const {
-    wgmma_fence();
-    Products::s(scores, wgmma_descriptor(shared_.k() + own_keys(), 0), q_operand(stage, tile));
-    wgmma_commit_group();
+    products().issue_scores(scores, stage, tile * tile_bytes);
   }
   FLASHJIT_FN void issue_dp(Scores& dp, int stage, int tile = 0) const {
-    wgmma_fence();
-    Products::dp(dp, wgmma_descriptor(shared_.v() + own_keys(), 0), do_operand(stage, tile));
-    wgmma_commit_group();
+    products().issue_dp(dp, stage, tile * tile_bytes);
   }
-  // Bytes from the start of K's and V's panels to the warpgroup's keys.
-  FLASHJIT_FN u32 own_keys() const { return warpgroup_ * (layout.warpgroup_keys * 128); }
+  FLASHJIT_FN void issue_dv(int stage, int tile = 0) {
+    products().issue_dv(dv_, weights_.packed(), stage, tile * tile_bytes);
+  }
+  FLASHJIT_FN void issue_dk(int stage, int tile = 0) {
+    products().issue_dk(dk_, weights_.ds(), stage, tile * tile_bytes);
+  }
+  template <int part>
+  FLASHJIT_FN void issue_dq(DqPart<part>& dq, u32 buffer) const {
+    products().template issue_dq<part>(dq, buffer);
+  }
 
   // Makes zeros of a tile's rows past the sequence's end.
   template <int panels>
@@ -577,33 +577,6 @@ class Sm90aBackwardConsumer {
     bar_sync(warpgroup_barrier + warpgroup_, 128);
   }
 
-  FLASHJIT_FN void issue_dv(int stage, int tile = 0) {
-    wgmma_fence();
-    Products::dv(dv_, weights_.packed(), do_operand(stage, tile), 1);
-    wgmma_commit_group();
-  }
-  FLASHJIT_FN void issue_dk(int stage, int tile = 0) {
-    wgmma_fence();
-    Products::dk(dk_, weights_.ds(), q_operand(stage, tile), 1);
-    wgmma_commit_group();
-  }
-  template <int part>
-  FLASHJIT_FN void issue_dq(DqPart<part>& dq, u32 buffer) {
-    const u64 ds = wgmma_descriptor(buffer + (layout.divides_rows ? warpgroup_ * (64 * 128) : 0), 0);
-    wgmma_fence();
-    if constexpr (layout.divides_rows || part < layout.dq_pairs)
-      Products::dq(dq, ds, dq_keys(part));
-    else
-      Products::dq_last(dq, ds, dq_keys(part));
-    wgmma_commit_group();
-  }
-  // K's columns of a part of dQ.
-  FLASHJIT_FN u64 dq_keys(int part) const {
-    constexpr Sm90aBackwardLayout parts = layout;  // device memory has no place for a static member
-    const int column = parts.dq_first_column(part, warpgroup_), panel = column / layout.panel;
-    return wgmma_descriptor(shared_.k() + panel * layout.k_panel + column % layout.panel * 2,
-                            parts.dq_leading(warpgroup_));
-  }
   const CudaBackwardParams& p_;
   const Shared& shared_;
   u32 place_ = 0, keys_parity_ = 0;

@@ -44,6 +44,7 @@ struct Sm90aBackwardLayout {
   // always room.
   bool stages_dq;
   // Buffers of dS. With three, dQ of a block is computed a step later, so that consumers need not keep pace.
+  // That takes registers, which dK of wide heads does not leave.
   int ds_buffers;
 
   int q_panel, k_panel;                     // bytes of one panel: of Q and dO, of K and V
@@ -106,7 +107,8 @@ struct Sm90aBackwardLayout {
       return end <= most_bytes;
     };
     const bool copies = sums == BackwardSums::both && tile_rows == block_m;
-    if (makes_dq && !rotates && fits(3, copies)) return;
+    const bool delays = makes_dq && !rotates && (sums == BackwardSums::both || head_dim <= 192);
+    if (delays && fits(3, copies)) return;
     if (!fits(2, true)) fits(2, false);
   }
 

@@ -5,6 +5,7 @@
 #include "codegen/families/backward_kernels.hpp"
 #include "codegen/families/wgmma_products.hpp"
 #include "codegen/formulas/formula_traits.hpp"
+#include "codegen/spec/mask_rules.hpp"
 #include "tests/compile/nvrtc_test.hpp"
 
 namespace flashjit::nvrtc_testing {
@@ -42,6 +43,9 @@ void expect_sound_backward(const Case& c, const CompiledKernel& kernel) {
   if (!kernels.separate_dq) {
     instructions.push_back(layout.stages_dq ? "cp.reduce.async.bulk.global.shared" : "red.global.add.v4.f32");
     instructions.push_back("stmatrix.sync.aligned");
+    // The consumers' turns.
+    if (layout.ds_buffers > 2 && c.config.block_m > 64 && find_mask<BlockSparseMask>(c.spec.mask) == nullptr)
+      instructions.push_back("bar.arrive");
   }
   for (const std::string& instruction : instructions)
     EXPECT_NE(kernel.assembly.find(instruction), std::string::npos) << c.name() << " has no " << instruction;
@@ -85,6 +89,14 @@ TEST_F(NvrtcTest, DefaultKernelsOfBackward) {
     }
   }
   for_each_compiled(cases, expect_sound_backward);
+}
+
+// They leave memory for a third buffer of dS, but no registers.
+TEST_F(NvrtcTest, BackwardOfWideKeysAndNarrowValues) {
+  AttentionSpec spec = backward_spec(DType::bf16, 256, {CausalMask{}});
+  spec.head_dim_v = 64;
+  const Case c = default_case(spec.validated(), Target::parse("sm_90a"));
+  expect_sound_backward(c, compile(c));
 }
 
 // With formulas: without derivatives, with them, and with gradients of what they read, which a thread adds

@@ -180,7 +180,7 @@ TEST_F(CApi, CompilationsHaveLimitsAndAreCancelled) {
   const auto get = [&] {
     flashjit_engine* e = nullptr;
     EXPECT_EQ(flashjit_engine_create(&options, &e), FLASHJIT_OK);
-    const EngineHandle engine(e);
+    const EngineHandle limited(e);
     return flashjit_engine_get(e, spec.get(), &good_shape, &kernel);
   };
   options.compile_seconds = 1e-9;

@@ -263,14 +263,14 @@ TEST(TilePlan, FixedPartsOfKeys) {
       .head_dim = 128, .head_dim_v = 128, .mask = {CausalMask{}}, .batch_invariant = true};
   const KernelConfig config{
       .block_m = 128, .block_n = 128, .tile_order = TileOrder::sections, .pack_gqa = true};
-  struct Launch {
+  struct Problem {
     int rows, keys, heads_q, heads_kv;
     int parts;
     unsigned blocks;
   };
-  for (const Launch& given : {Launch{128, 32768, 32, 8, 4, 128}, Launch{256, 131072, 8, 1, 16, 128},
-                              Launch{128, 32768, 34, 1, 4, 68}, Launch{128, 8192, 32, 8, 1, 32},
-                              Launch{16384, 16384, 16, 16, 1, 132}, Launch{128, 8320, 32, 8, 1, 32}}) {
+  for (const Problem& given : {Problem{128, 32768, 32, 8, 4, 128}, Problem{256, 131072, 8, 1, 16, 128},
+                               Problem{128, 32768, 34, 1, 4, 68}, Problem{128, 8192, 32, 8, 1, 32},
+                               Problem{16384, 16384, 16, 16, 1, 132}, Problem{128, 8320, 32, 8, 1, 32}}) {
     SCOPED_TRACE(std::to_string(given.rows) + " x " + std::to_string(given.keys));
     device::Sm90aForwardParams p{};
     p.batch = 1;

@@ -133,7 +133,7 @@ TEST_P(BatchInvariant, FormulasAndEightBits) {
 
 TEST_P(BatchInvariant, Gradients) {
   constexpr int last = 420, key = 131;  // the key is seen by rows of several blocks, not all of them
-  const std::vector<Batch> batches = {
+  const std::vector<Batch> given_batches = {
       {{last + 1}, 0, {}, 0},
       {{last + 1, 1, 700}, 0, {5, 900}, 0, 3},
       {{last + 1, 128, 1, 1, 0}, 0, {127, 1, 129, 7}, 0},
@@ -150,7 +150,7 @@ TEST_P(BatchInvariant, Gradients) {
       if (!why_unsupported(spec, Target::parse(on().target())).empty()) continue;
       SCOPED_TRACE(spec.to_json());
       std::vector<std::byte> of_row, of_key;
-      for (const Batch& batch : batches) {
+      for (const Batch& batch : given_batches) {
         Workload workload(on(), case_of(spec, batch, last));
         fill(workload, batch);
         SCOPED_TRACE(workload.given().str());

@@ -307,7 +307,7 @@ TEST_P(Formulas, TrainingOfWhatIsNotFiniteAtZero) {
 // the one that formulas.md names counts: 0 of sqrt at 0, that of the first of two equal operands, that of the
 // other operand of NaN. Elements of a table are told apart.
 TEST_P(Formulas, TrainingWhereDerivativesAreSpecial) {
-  const auto table = [](const char* name, std::vector<float> values) {
+  const auto table_of = [](const char* name, const std::vector<float>& values) {
     verify::NamedTable table{.name = name,
                              .dtype = DType::fp32,
                              .shape = {static_cast<std::int64_t>(values.size())},
@@ -340,8 +340,8 @@ TEST_P(Formulas, TrainingWhereDerivativesAreSpecial) {
   for (const auto& [fields, t, u] : cases) {
     Case c{.heads_q = 2, .heads_kv = 1, .seqlen_q = 37, .seqlen_k = 37, .data = Data::plain};
     c.spec = spec_of(fields, next_dtype(), "backward");
-    c.named.tables.push_back(table("t", t));
-    if (!u.empty()) c.named.tables.push_back(table("u", u));
+    c.named.tables.push_back(table_of("t", t));
+    if (!u.empty()) c.named.tables.push_back(table_of("u", u));
     SCOPED_TRACE(fields);
     Workload workload(on(), c);
     workload.reset();

@@ -48,8 +48,8 @@ AttentionSpec invariant_spec() {
 const PlannedWithoutCode& kernel_of(const AttentionSpec& given) {
   static const AttentionSpec spec = given;
   static const Target target = Target::parse("x86-64-v3");
-  static const KernelConfig config = heuristic_config(spec, target, {});
-  static const PlannedWithoutCode kernel(spec, target, config, 1);
+  static const KernelConfig chosen = heuristic_config(spec, target, {});
+  static const PlannedWithoutCode kernel(spec, target, chosen, 1);
   return kernel;
 }
 

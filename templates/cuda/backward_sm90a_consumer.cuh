@@ -47,8 +47,8 @@ class Sm90aBackwardConsumer {
   // whose weights take less time, it is slower.
   static constexpr bool alternates = delays_dq && block_m > 64 && Kernel::consumers == 2;
 
-  // Ids of named barriers, + consumer: its own four warps; its turn. 0 belongs to __syncthreads.
-  static constexpr int warpgroup_barrier = 1, turn_barrier = 3;
+  // Ids of named barriers, + consumer: its own four warps; its entry to weights. 0 belongs to __syncthreads.
+  static constexpr int warpgroup_barrier = 1, weights_barrier = 3;
 
   static constexpr int score_tiles = block_m / layout.score_rows;
   // Scores of a product. They are no members, nor are those of a tile, so that they take no registers before
@@ -69,7 +69,7 @@ class Sm90aBackwardConsumer {
 
   FLASHJIT_FN void run() {
     Ring ring;
-    if (warpgroup_ == 1) pass_turn();
+    if (warpgroup_ == 1) leave_weights();  // so the first consumer enters first
     place_ = Kernel::first_turn(shared_);
 #pragma unroll 1
     while (Kernel::has_place(p_, place_)) {
@@ -243,11 +243,11 @@ class Sm90aBackwardConsumer {
     message.word = shared_.read_message(ring.stage).word;
     message.place = shared_.read_message(ring.stage).place;
   }
-  FLASHJIT_FN void take_turn() const {
-    if constexpr (alternates) bar_sync(turn_barrier + warpgroup_, 256);
+  FLASHJIT_FN void enter_weights() const {
+    if constexpr (alternates) bar_sync(weights_barrier + warpgroup_, 256);
   }
-  FLASHJIT_FN void pass_turn() const {
-    if constexpr (alternates) bar_arrive(turn_barrier + 1 - warpgroup_, 256);
+  FLASHJIT_FN void leave_weights() const {
+    if constexpr (alternates) bar_arrive(weights_barrier + 1 - warpgroup_, 256);
   }
   FLASHJIT_FN static Ring next_of(Ring ring) {
     ring.advance();
@@ -258,7 +258,7 @@ class Sm90aBackwardConsumer {
   FLASHJIT_FN void add(const Ring& ring, Message& message) {
     const int stage = ring.stage;
     Scores scores, dp;
-    take_turn();
+    enter_weights();
     issue_scores(scores, stage);
     take_do(ring, message);
     issue_dp(dp, stage);
@@ -266,11 +266,11 @@ class Sm90aBackwardConsumer {
     if constexpr (ScoreGradient::changes) {
       wgmma_wait_group<0>();
       weights_.differentiate(scores, dp, place_, stage, message);
-      pass_turn();
+      leave_weights();
     } else {
       wgmma_wait_group<1>();
       weights_.weigh(scores, place_, stage, message);
-      pass_turn();
+      leave_weights();
       if constexpr (early_dv) {
         weights_.pack(scores);
         issue_dv(stage);

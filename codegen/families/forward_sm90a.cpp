@@ -133,15 +133,16 @@ int registers_for_roles(const AttentionSpec& spec, const KernelConfig& config) {
   const int of_consumers = consumers(spec, config);
   if (of_consumers == 1) return 0;
   const bool two = of_consumers == 2;
-  // Beside a second role ptxas keeps less of the producer's walk in uniform registers. Consumers of narrow
-  // heads have registers to spare.
+  // Beside a second role ptxas keeps less of the producer's walk in uniform registers, as it does in sections
+  // of packed groups where consumers hold Q. Consumers of narrow heads have registers to spare.
   const bool walks_long = looks_up(spec) || config.tile_order == TileOrder::waves;
   const bool narrow = std::max(spec.head_dim, spec.head_dim_v) <= device::Sm90aLayout::panel;
-  const int for_words = !spec.dropout ? 0 : two && (walks_long || narrow) ? 16 : 8;
+  const bool sorts = config.tile_order == TileOrder::sections;
+  const bool sorts_groups = sorts && config.pack_gqa && config.q_in_registers && !spec.paged;
+  const int for_words = !spec.dropout ? 0 : two && (walks_long || narrow || sorts_groups) ? 16 : 8;
   // Scales of rows take more, for which three consumers have none. Keys of wide heads are divided by their
   // lengths, which the group looks up, too.
   const bool scales = converts(spec) == device::Converts::scaled_rows;
-  const bool sorts = config.tile_order == TileOrder::sections;
   const int for_keys = spec.kv_dtype                             ? (two && (scales || sorts) ? 24 : 16)
                        : !spec.paged                             ? 0
                        : !two || spec.dropout                    ? 8

@@ -95,6 +95,26 @@ TEST_P(NvrtcSearchSpaceOfSm90a, DoesNotSpill) {
   });
 }
 
+// Sections of packed groups take registers of a producer that makes dropout's words.
+TEST_F(NvrtcTest, DropoutInSectionsOfPackedGroups) {
+  const Target target = Target::parse("sm_90a");
+  std::vector<Case> cases;
+  for (const int head_dim : {72, 80, 88, 96, 104}) {
+    AttentionSpec spec = make_spec(DType::bf16, head_dim);
+    spec.mask = {CausalMask{}};
+    spec.dropout = true;
+    for (const KernelConfig& config : search_space(spec, target))
+      if (config.block_m == 128 && config.block_n == 80 && config.num_stages == 3 && config.q_in_registers &&
+          config.pack_gqa)
+        cases.push_back({spec, target, config});
+  }
+  ASSERT_GE(cases.size(), 5u);
+  for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
+    expect_sound(c, kernel);
+    expect_no_spill(c, kernel);
+  });
+}
+
 std::string search_space_name(const testing::TestParamInfo<std::tuple<HeadDims, DType>>& of) {
   const auto& [head_dims, dtype] = of.param;
   return std::to_string(head_dims.first) + "_" + std::to_string(head_dims.second) + "_" + to_string(dtype);

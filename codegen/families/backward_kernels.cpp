@@ -22,10 +22,11 @@ bool copies_dq(const AttentionSpec& spec, const KernelConfig& config) {
 
 }  // namespace
 
-CudaBackwardKernels::CudaBackwardKernels(const AttentionSpec& spec, const KernelConfig& config)
-    : by_wgmma(config.num_warps > 8),
+CudaBackwardKernels::CudaBackwardKernels(const AttentionSpec& spec, const KernelConfig& config, bool by_wgmma)
+    : by_wgmma(by_wgmma),
       divides_sums(by_wgmma && device::backward_divides_sums(spec.head_dim, spec.head_dim_v)),
       persistent(by_wgmma && !divides_sums),
+      resident_blocks(by_wgmma ? device::Sm90aBackwardLayout::resident_blocks(config.block_n) : 1),
       has_row_bits(by_wgmma && std::any_of(spec.mask.begin(), spec.mask.end(),
                                            [](const Mask& mask) {
                                              const auto* window = std::get_if<SlidingWindowMask>(&mask);
@@ -39,7 +40,7 @@ CudaBackwardKernels::CudaBackwardKernels(const AttentionSpec& spec, const Kernel
       deterministic(spec.deterministic) {}
 
 void add_last_step(const AttentionSpec& spec, const ParamsType& params, KernelSource& source) {
-  const CudaBackwardKernels kernels(spec, source.config);
+  const CudaBackwardKernels kernels(spec, source.config, source.target);
   if (kernels.separate_dq && !kernels.has_exact_sums) return;
   source.steps.push_back(
       {.function = kernels.has_exact_sums ? "flashjit_backward_tables" : "flashjit_backward_finish",

@@ -1,6 +1,7 @@
 // The kernels of a backward on GPUs: what families and launches both go by.
 #pragma once
 
+#include "codegen/base/target.hpp"
 #include "codegen/families/kernel_source.hpp"
 #include "codegen/spec/config.hpp"
 #include "codegen/spec/spec.hpp"
@@ -8,13 +9,12 @@
 namespace flashjit {
 
 struct CudaBackwardKernels {
-  // By wgmma, else by mma.sync. The config's warps say it: the former has two warpgroups that compute and one
-  // that copies, a block of the latter 4 or 8 warps.
-  bool by_wgmma = false;
+  bool by_wgmma;  // else by mma.sync
   // Blocks of the grid make either dK and dQ, or dV.
   bool divides_sums = false;
-  // The grid has a block for each multiprocessor, which takes one work tile after the other and writes dQ.
+  // The grid fills the multiprocessors once. Its blocks take one work tile after the other and write dQ.
   bool persistent = false;
+  int resident_blocks = 1;  // of a persistent grid, on a multiprocessor
   // The first step makes bits of the rows that see a block of keys: masks whose keys keep no interval.
   bool has_row_bits = false;
   // A deterministic kernel leaves dQ to a kernel of its own. Else it adds dQ in a fixed order.
@@ -26,7 +26,9 @@ struct CudaBackwardKernels {
   bool deterministic = false;
   bool orders_dq() const { return deterministic && !separate_dq; }
 
-  CudaBackwardKernels(const AttentionSpec& spec, const KernelConfig& config);
+  CudaBackwardKernels(const AttentionSpec& spec, const KernelConfig& config, bool by_wgmma);
+  CudaBackwardKernels(const AttentionSpec& spec, const KernelConfig& config, const Target& target)
+      : CudaBackwardKernels(spec, config, target.has(Instructions::wgmma)) {}
 };
 
 // Adds the last step: it writes dQ from its sums, or tables from theirs.

@@ -127,7 +127,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
       (spec.deterministic
            ? function("backward_dq", of_block, params, "backward_dq_sm80<Spec, Config>")
            : function("backward_finish", "backward_threads", params, "backward_finish<Spec, false>")) +
-      (CudaBackwardKernels(spec, config).has_exact_sums
+      (CudaBackwardKernels(spec, config, false).has_exact_sums
            ? function("backward_tables", "backward_threads", params, "backward_tables<Spec>")
            : "");
   // At its default level ptxas loads operands early until the registers overflow, or squeezes small kernels

@@ -22,9 +22,14 @@ constexpr std::string_view fields[] = {"head_dim_v", "mask",   "dropout",     "v
                                        "precise",    "config", "sink_logits", "offsets", "batch_invariant"};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
-constexpr int wgmma_block_n = 128, wgmma_warps = 12;
+// The blocks of keys: 64 for each of two warpgroups, and one for sequences of few keys.
+constexpr int long_keys = 128, few_keys = 64;
+constexpr int warps(int block_n) {
+  return block_n / 16 + 4;  // 4 copy
+}
 
 using device::BackwardSums;
+using Layout = device::Sm90aBackwardLayout;
 
 // Whether blocks of the grid make either dK or dV.
 bool divides_sums(const AttentionSpec& spec) {
@@ -46,7 +51,7 @@ bool has_block_lists(const AttentionSpec& spec) {
 int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
   const bool divides = divides_sums(spec);
   const int columns = divides ? std::max(spec.head_dim, spec.head_dim_v) : spec.head_dim + spec.head_dim_v;
-  const device::Sm90aBackwardLayout layout = backward_layout(spec, config);
+  const Layout layout = backward_layout(spec, config);
   return (layout.score_rows + layout.tile_rows + columns) / 2;
 }
 // The most that leave enough of a thread's 232 registers for the rest. Where rows are taken in tiles, a
@@ -54,6 +59,7 @@ int held_registers(const AttentionSpec& spec, const KernelConfig& config) {
 // some. Beside formulas with derivatives dropout holds a bit for each weight. Found by compiling;
 // tests/compile holds every config to no spills.
 int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
+  if (config.block_n == few_keys) return 176;  // of 216
   if (config.block_m <= 64) return spec.head_dim + spec.head_dim_v > 256 && !divides_sums(spec) ? 208 : 192;
   if (spec.dropout && has_derivatives(spec)) return 144;
   const bool looks_up = masks_are_tested(spec) || (spec.dropout && (spec.varlen || has_block_lists(spec)));
@@ -61,40 +67,51 @@ int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  if (config.num_warps != wgmma_warps)
-    return wrong("num_warps", config.num_warps, "is not 12, a warpgroup that copies and two that compute");
-  if (config.block_n != wgmma_block_n)
-    return wrong("block_n", config.block_n, "is not 128, 64 keys for each of two warpgroups");
-  if (config.block_m != 64 && config.block_m != 128)
-    return wrong("block_m", config.block_m, "is not 64 or 128");
+  if (config.block_n != long_keys && config.block_n != few_keys)
+    return wrong("block_n", config.block_n, "is not 64 or 128, 64 keys for each warpgroup that computes");
+  if (config.block_n == few_keys && std::max(spec.head_dim, spec.head_dim_v) > Layout::panel)
+    return wrong("block_n", config.block_n, "is not 128, as head_dim or head_dim_v is above 64");
+  if (const int needed = warps(config.block_n); config.num_warps != needed)
+    return wrong("num_warps", config.num_warps,
+                 "is not " + std::to_string(needed) + ": 4 that copy, and 4 for every 64 of block_n " +
+                     std::to_string(config.block_n));
+  if (config.block_m != 64 && config.block_m != config.block_n)
+    return wrong("block_m", config.block_m,
+                 config.block_n == few_keys ? "is not 64, as block_n" : "is not 64 or 128");
   if (config.num_stages != 2 && !(config.num_stages == 1 && divides_sums(spec)))
     return wrong("num_stages", config.num_stages, divides_sums(spec) ? "is not 1 or 2" : "is not 2");
   if (std::string why = not_fixed_blocks(spec, target, config); !why.empty()) return why;
   if (const int held = held_registers(spec, config); held > register_budget(spec, config)) {
-    return "block_m " + std::to_string(config.block_m) + " and num_warps 12 hold " + std::to_string(held) +
+    return "block_m " + std::to_string(config.block_m) + " holds " + std::to_string(held) +
            " sums in registers, more than the " + std::to_string(register_budget(spec, config)) +
            " that a thread has for them";
   }
-  const int bytes = std::max(shared_memory(spec, config),
-                             CudaBackwardKernels(spec, config).separate_dq ? dq_shared_memory(spec) : 0);
+  const int bytes =
+      std::max(shared_memory(spec, config),
+               CudaBackwardKernels(spec, config, true).separate_dq ? dq_shared_memory(spec) : 0);
   return too_much_shared_memory(config, {"block_m", "block_n", "num_stages"}, bytes, target);
 }
 
 ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
-  ConfigAxes axes{
-      .block_m = {64, 128}, .block_n = {wgmma_block_n}, .num_stages = {1, 2}, .num_warps = {wgmma_warps}};
+  ConfigAxes axes{.block_m = {64, 128},
+                  .block_n = {few_keys, long_keys},
+                  .num_stages = {1, 2},
+                  .num_warps = {warps(few_keys), warps(long_keys)}};
   fix_blocks(spec, target, axes);
   return axes;
 }
 
-// The first that fits: half of a tile of 128 rows would be empty in sequences of 64. Two stages are better
-// than one, also where they leave no room for dQ.
+// The first that fits: half of a tile of 128 rows or keys would be empty in sequences of 64. Two stages are
+// better than one, also where they leave no room for dQ.
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
-  constexpr KernelConfig configs[] = {{128, wgmma_block_n, 2, wgmma_warps},
-                                      {64, wgmma_block_n, 2, wgmma_warps},
-                                      {64, wgmma_block_n, 1, wgmma_warps}};
+  constexpr KernelConfig configs[] = {{64, few_keys, 2, warps(few_keys)},
+                                      {128, long_keys, 2, warps(long_keys)},
+                                      {64, long_keys, 2, warps(long_keys)},
+                                      {64, long_keys, 1, warps(long_keys)}};
   for (const KernelConfig& config : configs)
-    if ((config.block_m == 64 || shape.seqlen_q > 64) && misfit(spec, target, config).empty()) return config;
+    if ((config.block_m <= 64 || shape.seqlen_q > 64) &&
+        (config.block_n > few_keys || shape.seqlen_k <= few_keys) && misfit(spec, target, config).empty())
+      return config;
   return configs[std::size(configs) - 1];
 }
 
@@ -108,7 +125,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
   const char* const maps = ",\n        const __grid_constant__ BackwardMaps maps";
   const int threads = config.num_warps * 32;
-  const CudaBackwardKernels kernels(spec, config);
+  const CudaBackwardKernels kernels(spec, config, true);
   const ParamsType type = params_of<device::CudaBackwardParams>(spec),
                    with_maps = with_second<device::BackwardMaps>(type);
   const std::string& params = type.text;
@@ -120,7 +137,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
               ComputedAhead::key) +
       function("backward_prepare", "backward_threads, backward_first_blocks_sm90a<Spec>", params, "",
                "backward_prepare<Spec, true>(params)") +
-      function("backward", "Config::num_warps * 32, 1", params, maps,
+      function("backward", "Config::num_warps * 32, " + std::to_string(kernels.resident_blocks), params, maps,
                "backward_sm90a<Spec, Config>(params, maps)") +
       (kernels.separate_dq ? function("backward_dq", "Sm90aDqLayout::threads, 1", params, maps,
                                       "backward_dq_sm90a<Spec, Config>(params, maps)")

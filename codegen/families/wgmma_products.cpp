@@ -147,7 +147,7 @@ device::Sm90aBackwardLayout backward_layout(const AttentionSpec& spec, const Ker
           config.block_n,
           sums == device::BackwardSums::dv ? device::backward_dv_stages : config.num_stages,
           spec.dropout,
-          CudaBackwardKernels(spec, config).separate_dq,
+          CudaBackwardKernels(spec, config, true).separate_dq,
           has_derivatives(spec),
           sums};
 }
@@ -191,7 +191,7 @@ std::string backward_products(const AttentionSpec& spec, const KernelConfig& con
   std::string text = "struct BackwardProducts {\n" + scores("s", spec.head_dim, layout.score_rows) +
                      scores("dp", spec.head_dim_v, layout.tile_rows) + gradient("dv", spec.head_dim_v) +
                      gradient("dk", spec.head_dim);
-  const bool separate_dq = CudaBackwardKernels(spec, config).separate_dq;
+  const bool separate_dq = CudaBackwardKernels(spec, config, true).separate_dq;
   if (!separate_dq) {
     if (layout.divides_rows || layout.dq_pairs > 0) text += dq("dq", layout.dq_columns);
     if (!layout.divides_rows && !layout.joins_dq && layout.dq_parts > layout.dq_pairs)

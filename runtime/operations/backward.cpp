@@ -199,7 +199,8 @@ struct Backward {
                      blocks(params.seqlen_k, kernel.config.block_n) * (kernels.divides_sums ? 2 : 1),
                      p.place_heads * p.row_parts)
                      .grid;
-    if (persistent) grid.x = std::min(grid.x, static_cast<unsigned>(kernel.parallelism));
+    if (persistent)
+      grid.x = std::min(grid.x, static_cast<unsigned>(kernel.parallelism * kernels.resident_blocks));
     const i64 sinks = kernel.spec.sink_logits ? params.num_heads_q : 0;
     if (!kernels.separate_dq) {
       const i64 key_units = has_key_sums ? params.batch * params.num_heads_kv *
@@ -260,7 +261,9 @@ struct Backward {
   }
 
  private:
-  static CudaBackwardKernels gpu(const PlannedKernel& kernel) { return {kernel.spec, kernel.config}; }
+  static CudaBackwardKernels gpu(const PlannedKernel& kernel) {
+    return {kernel.spec, kernel.config, kernel.target};
+  }
   // Whether gradients of tables are summed up in the workspace, so that their bits are equal run after run.
   static bool has_exact_sums(const PlannedKernel& kernel) {
     return kernel.target.is_cuda() ? gpu(kernel).has_exact_sums : has_gradients(kernel.spec);

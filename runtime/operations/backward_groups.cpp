@@ -61,7 +61,7 @@ BackwardGroups::Tile BackwardGroups::tile(const device::ProblemParams& p, i64 ke
     return {.heads = 1, .row_parts = 1, .rows = units * unit};
   if (i64{p.num_heads_kv} * key_rows > most_rows(p.num_heads_q, p.num_heads_kv)) return whole;
   const Steps steps = steps_of(kernel.spec, kernel.config, p);
-  const double block_n = kernel.config.block_n, processors = kernel.parallelism;
+  const double block_n = kernel.config.block_n, processors = parallelism();
   const double key_tiles = static_cast<double>(i64{p.num_heads_kv} * key_rows) / block_n;
   const bool even = !kernel.spec.varlen && static_cast<double>(steps.longest) <= steps.mean;
   Tile best = whole;
@@ -71,7 +71,7 @@ BackwardGroups::Tile BackwardGroups::tile(const device::ProblemParams& p, i64 ke
     const int head_parts = group / tile.heads;
     const double tiles = key_tiles * head_parts * tile.row_parts, own = divides ? 3.5 : 3;
     const i64 of_part = (tile.rows - 1) / kernel.config.block_m + 1;
-    const i64 rounds = (static_cast<i64>(tiles) - 1) / kernel.parallelism + 1;
+    const i64 rounds = (static_cast<i64>(tiles) - 1) / parallelism() + 1;
     const double longest = tile.heads * static_cast<double>(std::min(steps.longest, of_part)) + own;
     const double mean = tile.heads * steps.mean / tile.row_parts + own;
     double cost = even ? longest * static_cast<double>(rounds)
@@ -101,19 +101,23 @@ i64 BackwardGroups::rows_of_sums(i64 heads_q, i64 heads_kv, i64 key_rows, i64 se
 i64 BackwardGroups::most_row_parts(i64 heads, i64 seqlen_q) const {
   constexpr i64 unit = device::backward_row_unit;
   if (!can_divide(1, 1)) return 0;  // no rows
-  return std::min<i64>(heads, kernel.parallelism) * ((seqlen_q + unit - 1) / unit);
+  return std::min<i64>(heads, parallelism()) * ((seqlen_q + unit - 1) / unit);
 }
 
 i64 BackwardGroups::bytes_of_head(const AttentionSpec& spec, i64 seqlen_q) {
   return seqlen_q * (2 * spec.head_dim + 2 * spec.head_dim_v + 4 * device::cuda_backward_row(spec.head_dim));
 }
 
+// Work tiles at a time.
+int BackwardGroups::parallelism() const {
+  return kernel.parallelism * CudaBackwardKernels(kernel.spec, kernel.config, kernel.target).resident_blocks;
+}
 bool BackwardGroups::can_divide(i64 heads_q, i64 heads_kv) const {
-  const CudaBackwardKernels kernels(kernel.spec, kernel.config);
+  const CudaBackwardKernels kernels(kernel.spec, kernel.config, kernel.target);
   return kernels.persistent && !kernel.spec.deterministic && (heads_q > heads_kv || divides_rows());
 }
 bool BackwardGroups::divides_rows() const {
-  return !CudaBackwardKernels(kernel.spec, kernel.config).has_row_bits;
+  return !CudaBackwardKernels(kernel.spec, kernel.config, kernel.target).has_row_bits;
 }
 bool BackwardGroups::exceeds_cache(i64 heads_q, i64 heads_kv, i64 seqlen_q) const {
   return heads_q > heads_kv &&
@@ -122,7 +126,7 @@ bool BackwardGroups::exceeds_cache(i64 heads_q, i64 heads_kv, i64 seqlen_q) cons
 // Four work tiles of whole groups for each multiprocessor are enough: more are not divided to fill a GPU.
 // Rows are divided where there is not one of a head.
 i64 BackwardGroups::most_rows(i64 heads_q, i64 heads_kv) const {
-  return i64{heads_q > heads_kv ? 4 : 1} * kernel.parallelism * kernel.config.block_n;
+  return i64{heads_q > heads_kv ? 4 : 1} * parallelism() * kernel.config.block_n;
 }
 
 }  // namespace flashjit

@@ -34,6 +34,7 @@ struct BackwardGroups {
   static constexpr std::int64_t rows_in_cache = std::int64_t{32} << 20;
 
  private:
+  int parallelism() const;
   bool can_divide(std::int64_t heads_q, std::int64_t heads_kv) const;
   // Whether rows of one head may be divided.
   bool divides_rows() const;

@@ -68,10 +68,14 @@ struct BackwardSm90a {
   // time.
   static constexpr bool needs_most = tiles > 1 || (isolates_dropped<Mask> && block_m <= 64 &&
                                                    Spec::head_dim + Spec::head_dim_v > 224);
-  static constexpr int producer_registers = needs_most ? 24 : 40, consumer_registers = needs_most ? 240 : 232;
+  static constexpr int resident_blocks = layout.resident_blocks(block_n);
+  static constexpr int producer_registers = needs_most ? 24 : 40, consumer_registers = resident_blocks > 1
+                                                                                           ? 216
+                                                                                       : needs_most ? 240
+                                                                                                    : 232;
   // A block has what its threads begin with. Waiting for more would never end.
   static_assert(producer_registers + consumers * consumer_registers <=
-                (consumers + 1) * (65536 / ((consumers + 1) * 128) / 8 * 8));
+                (consumers + 1) * (65536 / (resident_blocks * (consumers + 1) * 128) / 8 * 8));
 
   static constexpr bool isolates = isolates_dropped<Mask>;
 

@@ -35,7 +35,7 @@ void expect_sound_backward(const Case& c, const CompiledKernel& kernel) {
            type,
        "cp.async.bulk.tensor.4d.shared", "cp.async.bulk.shared", "mbarrier.try_wait", "setmaxnreg.inc",
        "setmaxnreg.dec", "griddepcontrol.launch_dependents", "griddepcontrol.wait"});
-  const CudaBackwardKernels kernels(c.spec, c.config);
+  const CudaBackwardKernels kernels(c.spec, c.config, true);
   if (kernels.orders_dq()) {
     instructions.push_back("ld.acquire.gpu.global.u32");
     instructions.push_back("st.release.gpu.global.u32");
@@ -88,6 +88,25 @@ TEST_F(NvrtcTest, DefaultKernelsOfBackward) {
       ++place;
     }
   }
+  for_each_compiled(cases, expect_sound_backward);
+}
+
+// Blocks of 64 keys, two on a multiprocessor, whose threads have fewer registers.
+TEST_F(NvrtcTest, BackwardOfFewKeys) {
+  std::vector<Case> cases;
+  for (const char* fields :
+       {R"("mask": [])", R"("mask": ["causal"], "dropout": true)", R"("deterministic": true)",
+        R"("mask": ["padding", {"kind": "block_sparse", "per_head": true}])", R"("score": ["softcap"])",
+        R"("score": ["alibi", "softcap"], "sink_logits": true, "varlen": true, "mask": ["causal"])",
+        R"("mask": ["tree"])", R"("mask": ["sliding_window"], "dropout": true, "varlen": true)",
+        R"("score": ["softcap"], "dropout": true, "mask": ["causal"])"})
+    for (const int head_dim : {32, 56, 64}) {
+      const AttentionSpec spec =
+          AttentionSpec::from_json(R"({"op": "backward", "dtype": "bf16", "head_dim": )" +
+                                   std::to_string(head_dim) + ", " + fields + "}");
+      cases.push_back(default_case(spec, Target::parse("sm_90a"), 49));
+      EXPECT_EQ(cases.back().config.block_n, 64) << cases.back().name();
+    }
   for_each_compiled(cases, expect_sound_backward);
 }
 

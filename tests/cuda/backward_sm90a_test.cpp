@@ -24,6 +24,7 @@ struct WithFloatGradients : Spec {
 };
 template <int block_m, int num_stages>
 using ConfigOf = TilesOf<block_m, 128, num_stages, 12>;
+using FewKeys = TilesOf<64, 64, 2, 8>;
 template <class Spec, class Config>
 constexpr device::Sm90aBackwardLayout layout_of(bool separate_dq, int num_stages = Config::num_stages,
                                                 device::BackwardSums sums = device::BackwardSums::both) {
@@ -66,7 +67,7 @@ struct Sm90aKernels {
       return layout_of<Spec, Config>(separate_dq, num_stages, sums).end;
     };
     const KernelConfig config{Config::block_m, Config::block_n, Config::num_stages, Config::num_warps};
-    EXPECT_EQ(CudaBackwardKernels(given.spec, config).separate_dq, separate_dq);
+    EXPECT_EQ(CudaBackwardKernels(given.spec, config, true).separate_dq, separate_dq);
     BackwardParamsOf<Spec> p{};
     check(given, args, p);
     if (p.batch == 0) return;
@@ -275,6 +276,27 @@ TEST_F(BackwardSm90a, HeadDims) {
   expect<SpecOf<Bf16, 72, 128, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
   expect<SpecOf<Bf16, 96, 80, false, BottomRight>, ConfigOf<64, 2>>(c, {CausalMask{}});
   expect<Deterministic<SpecOf<Bf16, 120, 120, false, BottomRight>>, ConfigOf<64, 2>>(c, {CausalMask{}});
+}
+// One consumer computes all of dQ.
+TEST_F(BackwardSm90a, FewKeys) {
+  for (const auto& [rows, keys] : {std::pair{49, 49}, {150, 64}, {70, 140}, {1, 1}}) {
+    const Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = rows, .seqlen_k = keys, .seed = 11};
+    expect<SpecOf<Bf16, 32, 32, false>, FewKeys>(c, {});
+    expect<SpecOf<Fp16, 64, 40, false, BottomRight>, FewKeys>(c, {CausalMask{}});
+    expect<Deterministic<SpecOf<Bf16, 64, 64, false, BottomRight>>, FewKeys>(c, {CausalMask{}});
+    expect<WithDropout<SpecOf<Bf16, 8, 64, false, BottomRight, device::Padding>>, FewKeys>(
+        c, {CausalMask{}, PaddingMask{}});
+    expect<SpecOf<Bf16, 64, 64, false, device::BlockSparse<16, 32, true>>, FewKeys>(
+        c, {BlockSparseMask{16, 32, true}}, true);
+    expect<WithLearned<WithDropout<SpecOf<Bf16, 64, 64, false>>, true, true>, FewKeys>(c, {});
+  }
+  const Case packed{.heads_q = 2,
+                    .heads_kv = 1,
+                    .lengths_q = {30, 1, 0, 70, 5},
+                    .lengths_k = {30, 64, 5, 20, 0},
+                    .spare_rows = 7,
+                    .seed = 12};
+  expect<SpecOf<Bf16, 64, 64, true, BottomRight>, FewKeys>(packed, {CausalMask{}});
 }
 // A consumer's dQ has two parts.
 TEST_F(BackwardSm90a, WideKeysAndNarrowValues) {

@@ -232,7 +232,8 @@ void check_backward(Numbers& numbers) {
     const Target& target = of_target.target;
     const PlannedKernel kernel = of_target.planned(spec, threads);
     // The driver describes the tensors of a kernel that copies tiles.
-    const bool without_driver = !target.is_cuda() || !CudaBackwardKernels(spec, of_target.config).by_wgmma;
+    const bool without_driver =
+        !target.is_cuda() || !CudaBackwardKernels(spec, of_target.config, target).by_wgmma;
     fuzz::accepted([&] {
       if (!without_driver) return;
       Launch launch;

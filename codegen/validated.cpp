@@ -26,7 +26,7 @@ void check_enumerator(Operation op) {
 // Fields that say which result is right. No operation that attends may leave one out.
 constexpr std::string_view decides_result[] = {"mask",        "score",   "tables",        "scalars",
                                                "sink_logits", "precise", "deterministic", "batch_invariant",
-                                               "v_in_k",      "offsets"};
+                                               "v_in_k",      "offsets", "gathered"};
 
 bool has_name(const std::string& formula, std::string_view name) {
   const auto is_letter = [&](std::size_t at) {
@@ -125,6 +125,29 @@ void check_offsets(const AttentionSpec& spec) {
                       "scalar would work");
 }
 
+// Keys of two pairs of tensors count from the first gathered one, and kernels may put padding before it.
+void check_gathered(const AttentionSpec& spec) {
+  if (!spec.gathered) return;
+  const auto refuse = [](const std::string& what, const char* would_work) {
+    throw Error(ErrorCode::unsupported, what + " is not supported with gathered; " + would_work +
+                                            ", or keys in one pair of tensors, would work");
+  };
+  for (const auto& [given, name] : {std::pair{spec.varlen, "varlen"},
+                                    {spec.paged, "paged"},
+                                    {spec.v_in_k, "v_in_k"},
+                                    {spec.offsets, "offsets"},
+                                    {spec.dropout, "dropout"},
+                                    {spec.batch_invariant, "batch_invariant"},
+                                    {spec.sink_logits, "sink_logits"},
+                                    {!spec.score.empty(), "score"}})
+    if (given) refuse(name, "leaving it out");
+  for (const Mask& mask : spec.mask) {
+    const auto* causal = std::get_if<CausalMask>(&mask);
+    if (!causal) refuse("a mask other than causal", "leaving it out");
+    if (causal->align != CausalAlign::bottom_right) refuse("causal with align top_left", "bottom_right");
+  }
+}
+
 void check_rotary(const AttentionSpec& spec) {
   if (!spec.rotary) return;
   Range firsts = Rotary::firsts, dims = Rotary::dims;
@@ -188,6 +211,7 @@ AttentionSpec AttentionSpec::validated() const {
   check_masks(spec.mask);
   check_block_lists(spec);
   check_offsets(spec);
+  check_gathered(spec);
   check_supported(spec);
   return spec;
 }

@@ -148,7 +148,12 @@ typedef enum {
   FLASHJIT_ARG_FROM_SLOTS = 54,            /* tensor */
   FLASHJIT_ARG_TO_SLOTS = 55,              /* tensor */
   FLASHJIT_ARG_ROW_OFFSET = 56,            /* tensor */
-  FLASHJIT_ARG_KEY_OFFSET = 57             /* tensor */
+  FLASHJIT_ARG_KEY_OFFSET = 57,            /* tensor */
+  FLASHJIT_ARG_K_GATHERED = 58,            /* tensor */
+  FLASHJIT_ARG_V_GATHERED = 59,            /* tensor */
+  FLASHJIT_ARG_EARLY_ROWS = 60,            /* integer */
+  FLASHJIT_ARG_LATE_KEYS = 61,             /* integer */
+  FLASHJIT_ARG_ARRIVED = 62                /* tensor */
 } flashjit_argument_id;
 
 /* Tables and scalars that a spec declares for its formulas have the ids from here on, in the order of their

@@ -9,6 +9,7 @@
 #include "runtime/executable.hpp"
 #include "runtime/operation.hpp"
 #include "templates/shared/formula_params.h"
+#include "templates/shared/gathered.h"
 #include "templates/shared/kv_scale_params.h"
 #include "templates/shared/last_keys.h"
 #include "templates/shared/offsets.h"
@@ -30,6 +31,7 @@ struct AddedParams {
   const device::GradientParams* gradients = nullptr;
   const CheckedKvScales* kv_scales = nullptr;
   const device::OffsetParams* offsets = nullptr;
+  const device::GatheredKeys* gathered = nullptr;
 };
 template <class T>
 const T* if_any(const std::optional<T>& given) {
@@ -86,6 +88,12 @@ Own& make_params(StepLaunch& step, const Base& base, const AddedParams& added = 
   const ParamsType& type = step.described->params;
   if (type.own != &id_of_struct<Own> || (type.paged && !has_pages))
     refuse_params(*step.described, "a struct");
+  if (type.gathered != (added.gathered != nullptr)) refuse_params(*step.described, "gathered keys");
+  if (added.gathered) {
+    auto& made = step.make_params<device::WithGathered<Own>>(base);
+    made.gathered = *added.gathered;
+    return made;
+  }
   if constexpr (has_pages)
     if (type.paged) return step_params::with_scales<device::Paged<Own>>(step, base, added);
   return step_params::with_scales<Own>(step, base, added);

@@ -222,6 +222,17 @@ struct AttentionArgs {
   // longest_sequence rows and keys.
   std::optional<Tensor> row_offset{}, key_offset{};
 
+  // gathered: [batch, gathered keys, heads_kv, head_dim], of k's dtype. Key i of a launch is gathered key i,
+  // or from there on that of k and v. Causal masks are aligned with all of them.
+  std::optional<Tensor> k_gathered{}, v_gathered{};
+  // Rows before early_rows do not see the gathered keys before late_keys; absent: 0.
+  std::optional<int> early_rows{}, late_keys{};
+  // On a GPU: int32 [pieces], on its device. The gathered keys have as many pieces of one length. The kernel
+  // reads a piece once its word is not 0, which another stream or device may still have to write: it must
+  // need no multiprocessor for that, as the kernel may have them all. Absent: all pieces are there. A CPU's
+  // launch does not wait, and refuses a word of 0.
+  std::optional<Tensor> arrived{};
+
   std::optional<float> softmax_scale{};  // absent: 1 / sqrt(head_dim); from 1.2e-38 to 2.3e38
   // Kernel::workspace_bytes() bytes of any dtype, contiguous, on the kernel's device, aligned to 64 bytes,
   // on a GPU to 256. Each launch in flight needs its own. Its contents are undefined before and after.

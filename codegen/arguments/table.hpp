@@ -223,11 +223,15 @@ constexpr int page_size_of(const Shape& z) {
 constexpr std::int64_t pages_of(const Shape& z) {
   return (std::int64_t{z.seqlen_k} + page_size_of(z) - 1) / page_size_of(z);
 }
+// Keys of typical shapes that are gathered, as of two ranks.
+constexpr int gathered_of(const Shape& z) {
+  return z.seqlen_k / 2;
+}
 inline Sizes k_sizes(const Spec& s, const Shape& z, int dim) {
   if (key_layout(s) == KeyLayout::paged)
     return {std::int64_t{z.batch} * pages_of(z), page_size_of(z), z.num_heads_kv, dim};
   if (key_layout(s) == KeyLayout::packed) return {total(z.batch, z.seqlen_k, z.total_k), z.num_heads_kv, dim};
-  return {z.batch, z.seqlen_k, z.num_heads_kv, dim};
+  return {z.batch, s.gathered ? z.seqlen_k - gathered_of(z) : z.seqlen_k, z.num_heads_kv, dim};
 }
 inline int dim_v(const Spec& s) {
   return s.head_dim_v ? s.head_dim_v : s.head_dim;
@@ -241,6 +245,13 @@ constexpr Layout like_k{rows, packed, pages,
                         [](const Spec& s, const Shape& z) { return k_sizes(s, z, s.key_elements()); }};
 constexpr Layout like_v{rows, packed, pages,
                         [](const Spec& s, const Shape& z) { return k_sizes(s, z, dim_v(s)); }};
+constexpr Layout gathered_k{rows, [](const Spec& s, const Shape& z) -> Sizes {
+                              return {z.batch, gathered_of(z), z.num_heads_kv, s.head_dim};
+                            }};
+constexpr Layout gathered_v{rows, [](const Spec& s, const Shape& z) -> Sizes {
+                              return {z.batch, gathered_of(z), z.num_heads_kv, dim_v(s)};
+                            }};
+constexpr Layout pieces{"[pieces]", nullptr};
 constexpr Layout like_o{rows, packed, [](const Spec& s, const Shape& z) { return q_sizes(s, z, dim_v(s)); }};
 constexpr Layout of_rows{"[batch, num_heads_q, seqlen_q]", "[num_heads_q, total_q]",
                          [](const Spec& s, const Shape& z) -> Sizes {
@@ -344,7 +355,7 @@ constexpr Condition values(Needs part) {
   return {part, true};
 }
 constexpr auto varlen = &Spec::varlen, paged = &Spec::paged, dropout = &Spec::dropout,
-               sink_logits = &Spec::sink_logits, offsets = &Spec::offsets;
+               sink_logits = &Spec::sink_logits, offsets = &Spec::offsets, gathered = &Spec::gathered;
 // clang-format off
 inline constexpr Argument all[] = {
     {"q", "queries", 1, &Args::q, input, queries, required, elements, like_q, attention | backward | append | listing},
@@ -405,6 +416,11 @@ inline constexpr Argument all[] = {
     {"to_slots", "the row of k and v that it goes to; negative: none", 55, &Args::to_slots, table, nothing, required, int64, copied_rows, copy},
     {"row_offset", "the place of each batch entry's first row in the whole", 56, &Args::row_offset, table, offsets, required, int64, lengths, attention | backward},
     {"key_offset", "the place of each batch entry's first key in the whole", 57, &Args::key_offset, table, offsets, required, int64, lengths, attention | backward},
+    {"k_gathered", "keys before those of k", 58, &Args::k_gathered, input, gathered, required, elements, gathered_k, forward},
+    {"v_gathered", "values before those of v", 59, &Args::v_gathered, input, gathered, required, elements, gathered_v, forward},
+    {"early_rows", "so many first rows do not see the first late_keys keys; absent: 0", 60, &Args::early_rows, number, gathered, optional, nullptr, value, forward},
+    {"late_keys", "see early_rows; absent: 0", 61, &Args::late_keys, number, gathered, optional, nullptr, value, forward},
+    {"arrived", "a word for each piece of the gathered keys, not 0 once it is there; absent: all are", 62, &Args::arrived, table, gathered, optional, int32, pieces, forward},
 };
 // clang-format on
 

@@ -13,11 +13,11 @@
 namespace flashjit::forward_cpu {
 namespace {
 
-constexpr std::string_view fields[] = {"head_dim_v", "v_in_k",   "mask",           "dropout",
-                                       "lse",        "varlen",   "paged",          "deterministic",
-                                       "o_dtype",    "kv_dtype", "kv_scale",       "score",
-                                       "tables",     "scalars",  "sink_logits",    "precise",
-                                       "config",     "offsets",  "batch_invariant"};
+constexpr std::string_view fields[] = {
+    "head_dim_v", "v_in_k", "mask",          "dropout",         "lse",
+    "varlen",     "paged",  "deterministic", "o_dtype",         "kv_dtype",
+    "kv_scale",   "score",  "tables",        "scalars",         "sink_logits",
+    "precise",    "config", "offsets",       "batch_invariant", "gathered"};
 constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num_warps"};
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {

@@ -14,16 +14,17 @@
 #include "codegen/formulas/formula_traits.hpp"
 #include "codegen/spec/mask_rules.hpp"
 #include "shared/forward_sm90a_params.h"
+#include "shared/gathered_maps.h"
 #include "shared/layout.h"
 
 namespace flashjit::forward_sm90a {
 namespace {
 
-constexpr std::string_view fields[] = {"head_dim_v", "v_in_k",   "mask",           "dropout",
-                                       "lse",        "varlen",   "paged",          "deterministic",
-                                       "o_dtype",    "kv_dtype", "kv_scale",       "score",
-                                       "tables",     "scalars",  "sink_logits",    "precise",
-                                       "config",     "offsets",  "batch_invariant"};
+constexpr std::string_view fields[] = {
+    "head_dim_v", "v_in_k", "mask",          "dropout",         "lse",
+    "varlen",     "paged",  "deterministic", "o_dtype",         "kv_dtype",
+    "kv_scale",   "score",  "tables",        "scalars",         "sink_logits",
+    "precise",    "config", "offsets",       "batch_invariant", "gathered"};
 constexpr std::string_view choices[] = {"block_m",        "block_n",   "num_stages", "num_warps",
                                         "q_in_registers", "ping_pong", "tile_order", "pack_gqa"};
 
@@ -398,13 +399,15 @@ std::string refusal(const AttentionSpec& spec) {
 }
 
 ParamsType params_of_step(const AttentionSpec& spec) {
-  return with_second<device::ForwardMaps>(params_of<device::Sm90aForwardParams, true>(spec));
+  const ParamsType type = params_of<device::Sm90aForwardParams, true>(spec);
+  return spec.gathered ? with_second<device::GatheredMaps>(type) : with_second<device::ForwardMaps>(type);
 }
 
 std::string function_text(const AttentionSpec& spec) {
   return R"(extern "C" __global__ void __launch_bounds__(Config::num_warps * 32, 1)
     flashjit_forward(const __grid_constant__ )" +
-         params_of_step(spec).text + R"( params, const __grid_constant__ ForwardMaps maps) {
+         params_of_step(spec).text + R"( params, const __grid_constant__ )" +
+         (spec.gathered ? "GatheredMaps" : "ForwardMaps") + R"( maps) {
   forward_sm90a<Spec, Config>(params, maps);
 }
 extern "C" __global__ void __launch_bounds__(forward_merge_threads)

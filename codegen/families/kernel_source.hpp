@@ -27,6 +27,7 @@ struct ParamsType {
   std::string text = {};      // as C++; a kernel that appends names its type itself
   std::size_t bytes = 0;      // of the whole
   bool paged = false, quantised = false, last_keys = false, rotated = false, offsets = false;
+  bool gathered = false;
   Formulas formulas = Formulas::none;
   // The struct of a second parameter, if the kernel has one.
   const void* second = nullptr;

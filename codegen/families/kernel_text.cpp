@@ -117,6 +117,7 @@ std::string mask_member(const AttentionSpec& spec) {
     if (std::holds_alternative<FormulaMask>(mask)) one.replace(one.find('#'), 1, std::to_string(++formulas));
     (is_of_masks(mask) ? lists : type) += ", " + one;
   }
+  if (spec.gathered) type += ", LateKeys<Params>";
   if (lists.empty()) return line(type + ">");
   // The others go by the lists: Intersect<Bounds, Listed<BlockSparse<...>, Intersect<...>>>.
   const std::string bounds = "using Mask = Intersect<Bounds, ";
@@ -160,8 +161,9 @@ std::string spec_struct(const AttentionSpec& spec, const char* defaults, const c
                      constant("head_dim", spec.head_dim) + constant("head_dim_v", spec.head_dim_v);
   for (const GivenField& given : given_fields(spec))
     if (!spec.append || std::string_view(given.field.name) != "rotary")  // it is of the step that appends
-      text += std::string_view(given.field.name) == "mask"
-                  ? mask_member(spec)
+      text += std::string_view(given.field.name) == "mask" ? mask_member(spec)
+              : std::string_view(given.field.name) == "gathered"
+                  ? (spec.mask.empty() ? mask_member(spec) : "") + constant("gathered", true)
                   : std::visit([&](auto field) { return member(given.field.name, spec.*field); },
                                given.field.member);
   return text + "};\n\n";
@@ -184,6 +186,8 @@ std::string include_lines(const char* kernel, const AttentionSpec& spec, const c
   std::string text = std::string("#include \"") + kernel + "\"\n";
   if (pages && spec.paged) text += std::string("#include \"") + pages + "\"\n";
   const bool is_cpu = std::string_view(kernel).starts_with("cpu/");
+  if (spec.gathered)
+    text += is_cpu ? "#include \"cpu/gathered_keys.h\"\n" : "#include \"cuda/forward_sm90a_gathered.cuh\"\n";
   if (spec.append)
     text +=
         std::string("#include \"") + append_header(is_cpu, spec) + "\"\n#include \"shared/last_keys.h\"\n";
@@ -268,7 +272,8 @@ std::string structs(const AttentionSpec& spec, const char* defaults, const std::
                     const std::string& between, KernelFamily::Names choices, const KernelConfig& config,
                     const std::string& products, ComputedAhead ahead) {
   std::string text = "namespace {\n\nusing namespace flashjit::device;\n\n";
-  if (reads_formula_params(spec) || spec.offsets) text += "using Params = " + params + ";\n\n";
+  if (reads_formula_params(spec) || spec.offsets || spec.gathered)
+    text += "using Params = " + params + ";\n\n";
   if (reads_formula_params(spec)) text += formula_functors(spec, ahead);
   return text + spec_struct(spec, defaults) + between + config_struct(choices, config, products) +
          "}  // namespace\n\n";

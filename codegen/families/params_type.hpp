@@ -9,6 +9,7 @@
 #include "codegen/formulas/formula_traits.hpp"
 #include "codegen/spec/spec.hpp"
 #include "shared/formula_params.h"
+#include "shared/gathered.h"
 #include "shared/kv_scale_params.h"
 #include "shared/last_keys.h"
 #include "shared/offsets.h"
@@ -86,6 +87,12 @@ ParamsType params_of(const AttentionSpec& spec) {
   if (type.quantised) wrap("Quantised");
   if (type.formulas != none) wrap(type.formulas == read ? "WithFormulas" : "WithGradients");
   if (type.offsets) wrap("WithOffsets");
+  type.gathered = spec.gathered;
+  if (type.gathered) {
+    wrap("WithGathered");
+    type.bytes = sizeof(device::WithGathered<Own>);
+    return type;
+  }
   type.bytes =
       type.paged ? params_type::bytes_with<device::Paged<Own>>(type) : params_type::bytes_with<Own>(type);
   return type;

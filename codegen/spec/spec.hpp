@@ -115,6 +115,9 @@ struct FLASHJIT_API AttentionSpec {
   std::optional<Rotary> rotary = {};  // with append, and of append_kv; absent: K is written as it is
   // Rows and keys are a part of longer sequences: the launch says where they begin (row_offset, key_offset).
   bool offsets = false;
+  // forward: keys lie in two pairs of tensors, those of k_gathered and v_gathered before those of k and v. On
+  // a GPU the kernel may wait for the former while they arrive.
+  bool gathered = false;
   PinnedConfig config = {};
 
   // The optional fields, in the order of canonical text: their names, members and, unless the type says them,
@@ -144,6 +147,7 @@ struct FLASHJIT_API AttentionSpec {
     visit("append", &AttentionSpec::append);
     visit("rotary", &AttentionSpec::rotary);
     visit("offsets", &AttentionSpec::offsets);
+    visit("gathered", &AttentionSpec::gathered);
     visit("config", &AttentionSpec::config);
   }
 

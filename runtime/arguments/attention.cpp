@@ -5,6 +5,7 @@
 #include <limits>
 #include <numbers>
 #include <string>
+#include <tuple>
 
 #include "cache/environment.hpp"
 #include "runtime/arguments/checks.hpp"
@@ -94,6 +95,49 @@ std::optional<device::OffsetParams> check_offsets(const AttentionSpec& spec, Dev
   check_offset<&AttentionArgs::row_offset>(spec, device, args, batch, p.row, p.row_stride);
   check_offset<&AttentionArgs::key_offset>(spec, device, args, batch, p.key, p.key_stride);
   return p;
+}
+
+// Counts gathered keys among the problem's, which are those of k so far.
+std::optional<device::GatheredKeys> check_gathered(const AttentionSpec& spec, Device device,
+                                                   const AttentionArgs& args, device::ProblemParams& p) {
+  if (!spec.gathered) return std::nullopt;
+  const Tensor &k = require<&AttentionArgs::k_gathered>(spec, args, device),
+               &v = require<&AttentionArgs::v_gathered>(spec, args, device);
+  for (const auto& [name, t, dim] :
+       {std::tuple{"k_gathered", &k, spec.head_dim}, std::tuple{"v_gathered", &v, spec.head_dim_v}}) {
+    require_shape(name, *t, 0, p.batch, "q's batch");
+    require_shape(name, *t, 1, k.shape[1], "as k_gathered");
+    require_shape(name, *t, 2, p.num_heads_kv, "k's heads");
+    require_shape(name, *t, 3, dim, "that of the spec");
+    require_alignment(name, *t);
+  }
+  // Padding may come before them.
+  constexpr int most = longest_sequence - 256;
+  if (k.shape[1] > most || p.seqlen_k > most - k.shape[1])
+    refuse_argument("k_gathered and k have ", k.shape[1], " and ", p.seqlen_k,
+                    " keys: together they have at most ", most);
+  device::GatheredKeys gathered{};
+  gathered.k = view(k), gathered.v = view(v);
+  gathered.keys = size(k, 1);
+  gathered.early_rows = args.early_rows.value_or(0);
+  gathered.late_keys = args.late_keys.value_or(0);
+  if (gathered.early_rows < 0 || gathered.early_rows > p.seqlen_q)
+    refuse_argument("early_rows is ", gathered.early_rows, ", it must be from 0 to seqlen_q, ", p.seqlen_q);
+  if (gathered.late_keys < 0 || gathered.late_keys > gathered.keys)
+    refuse_argument("late_keys is ", gathered.late_keys, ", it must be from 0 to the gathered keys, ",
+                    gathered.keys);
+  if (args.arrived) {
+    const Tensor& arrived = require<&AttentionArgs::arrived>(spec, args, device);
+    require_table("arrived", arrived);
+    const int pieces = size(arrived, 0);
+    if (pieces < 1 || gathered.keys % pieces != 0)
+      refuse_argument("arrived has ", pieces, " words, which do not divide the ", gathered.keys,
+                      " gathered keys into equal pieces");
+    gathered.arrived = static_cast<const device::u32*>(arrived.data);
+    gathered.piece_keys = std::max(gathered.keys / pieces, 1);
+  }
+  p.seqlen_k += gathered.keys;
+  return gathered;
 }
 
 }  // namespace
@@ -189,6 +233,7 @@ CheckedAttention check_attention(const AttentionSpec& spec, Device device, const
   const bool writes_o = argument_of(&AttentionArgs::o).role_in(spec) == Role::output;
   CheckedAttention checked{.q = view(q), .k = view(k), .v = view(v), .o = view(o)};
   checked.pages = check_sequences(spec, device, args, most_rows, p);
+  checked.gathered = check_gathered(spec, device, args, p);
 
   if (spec.lse) {
     const Tensor& lse = require<&AttentionArgs::lse>(spec, args, device);
@@ -248,6 +293,7 @@ CheckedArguments check_arguments(const AttentionSpec& spec, Device device, const
   checked.formulas = check_formula_arguments(spec, device, args, p, attention.scale);
   checked.kv_scales = check_kv_scales(spec, device, args);
   checked.offsets = attention.offsets;
+  checked.gathered = attention.gathered;
   check_data(spec, device, p, checked.pages, checked.offsets);
   checked.shape = attention.shape;
   checked.empty = attention.empty;

@@ -9,6 +9,7 @@
 #include "runtime/arguments/scales.hpp"
 #include "runtime/flashjit.hpp"
 #include "templates/shared/forward_params.h"
+#include "templates/shared/gathered.h"
 #include "templates/shared/offsets.h"
 
 namespace flashjit {
@@ -20,6 +21,7 @@ struct CheckedAttention {
   CheckedPages pages{};      // with paged
   float scale = 0, scale_log2 = 0;
   std::optional<device::OffsetParams> offsets{};
+  std::optional<device::GatheredKeys> gathered{};  // without padding
   Shape shape{};
   bool empty = false;  // no query row
 };
@@ -46,6 +48,7 @@ struct CheckedArguments {
   std::optional<device::FormulaParams> formulas{};
   std::optional<CheckedKvScales> kv_scales{};
   std::optional<device::OffsetParams> offsets{};
+  std::optional<device::GatheredKeys> gathered{};
   Shape shape{};
   bool empty = false;  // no query rows: nothing to launch
 };

@@ -6,6 +6,7 @@
 
 #include "runtime/cuda/driver.hpp"
 #include "templates/shared/backward_sm90a_layout.h"
+#include "templates/shared/gathered.h"
 #include "templates/shared/layout.h"
 #include "templates/shared/paged_forward_params.h"
 
@@ -78,6 +79,7 @@ TensorMapShapes tensor_map_shapes(const AttentionSpec& spec, const KernelConfig&
   const int batch = spec.varlen ? 1 : p.batch;
   const int rows_q = spec.varlen ? p.total_q : p.seqlen_q;
   int batch_k = batch, rows_k = spec.varlen ? p.total_k : p.seqlen_k, box_k = config.block_n;
+  if (spec.gathered) rows_k -= device::gathered_keys(p).pad + device::gathered_keys(p).keys;
   const auto keys = [&](const device::TensorView& tensor, int dim) {
     if (!spec.kv_dtype) return shape_of(tensor, batch_k, p.num_heads_kv, rows_k, dim, box_k);
     return shape_of(tensor, batch_k, p.num_heads_kv, rows_k, dim, box_k, 1,
@@ -117,6 +119,28 @@ void encode_tensor_maps(const AttentionSpec& spec, const KernelConfig& config,
   }
   encode("k", p.k, shapes.k, maps.k);
   encode("v", p.v, shapes.v, maps.v);
+}
+
+GatheredMapShapes gathered_map_shapes(const AttentionSpec& spec, const KernelConfig& config,
+                                      const device::Sm90aForwardParams& p) {
+  const device::GatheredKeys& gathered = device::gathered_keys(p);
+  const auto keys = [&](const device::TensorView& tensor, int dim) {
+    return shape_of(tensor, p.batch, p.num_heads_kv, gathered.keys, dim, config.block_n);
+  };
+  return {keys(gathered.k, spec.head_dim), keys(gathered.v, spec.head_dim_v)};
+}
+
+void encode_gathered_maps(const AttentionSpec& spec, const KernelConfig& config,
+                          const device::Sm90aForwardParams& p, device::GatheredMaps& maps) {
+  const device::GatheredKeys& gathered = device::gathered_keys(p);
+  if (gathered.keys == 0) {  // as above
+    maps.k_gathered = maps.k, maps.v_gathered = maps.v;
+    return;
+  }
+  const Encoder encode(spec.dtype);
+  const GatheredMapShapes shapes = gathered_map_shapes(spec, config, p);
+  encode("k_gathered", gathered.k, shapes.k, maps.k_gathered);
+  encode("v_gathered", gathered.v, shapes.v, maps.v_gathered);
 }
 
 BackwardMapShapes backward_map_shapes(const AttentionSpec& spec, const device::BackwardParams& p) {

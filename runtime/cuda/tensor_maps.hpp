@@ -8,6 +8,7 @@
 #include "templates/shared/backward_params.h"
 #include "templates/shared/backward_sm90a_params.h"
 #include "templates/shared/forward_sm90a_params.h"
+#include "templates/shared/gathered_maps.h"
 
 namespace flashjit::cuda {
 
@@ -32,6 +33,14 @@ TensorMapShapes tensor_map_shapes(const AttentionSpec& spec, const KernelConfig&
 // zeros. Throws invalid_argument for strides that the copy engine does not take.
 void encode_tensor_maps(const AttentionSpec& spec, const KernelConfig& config,
                         const device::Sm90aForwardParams& params, device::ForwardMaps& maps);
+// Those of gathered keys, once the others are encoded; `params` are WithGathered<Sm90aForwardParams>.
+struct GatheredMapShapes {
+  TensorMapShape k, v;
+};
+GatheredMapShapes gathered_map_shapes(const AttentionSpec& spec, const KernelConfig& config,
+                                      const device::Sm90aForwardParams& params);
+void encode_gathered_maps(const AttentionSpec& spec, const KernelConfig& config,
+                          const device::Sm90aForwardParams& params, device::GatheredMaps& maps);
 
 // The same for the backward's inputs, in boxes of 64 rows.
 struct BackwardMapShapes {

@@ -42,11 +42,11 @@ Tiles count_tiles(const device::ForwardParams& p, int heads_q, int block_m, int 
 
 TileSections sections_of(const AttentionSpec& spec, const device::ForwardParams& p, std::int64_t heads,
                          const Tiles& tiles, int heads_q, int parts, int multiprocessors,
-                         std::int64_t cache_bytes) {
+                         std::int64_t cache_bytes, int early_tiles = 0) {
   const std::int64_t bytes_of_kv_head = std::int64_t{p.seqlen_k} * spec.cached_columns() * 2;
   const auto at_a_time = std::min<std::int64_t>(tiles.all(), multiprocessors);
   return tile_sections(static_cast<int>(heads), static_cast<int>(tiles.of_head), static_cast<int>(at_a_time),
-                       bytes_of_kv_head / (heads_q / p.num_heads_kv) / parts, cache_bytes);
+                       bytes_of_kv_head / (heads_q / p.num_heads_kv) / parts, cache_bytes, early_tiles);
 }
 
 // The most blocks of keys that a tile has, by masks whose keys are an interval. Others keep all keys, as only
@@ -144,6 +144,13 @@ int packed_heads(int heads_per_kv_head, int seqlen_q, int block_m) {
   return heads;
 }
 
+device::GatheredKeys pad_gathered(const KernelConfig& config, device::GatheredKeys gathered,
+                                  device::ForwardParams& p) {
+  gathered.pad = (config.block_n - gathered.keys % config.block_n) % config.block_n;
+  p.seqlen_k += gathered.pad;
+  return gathered;
+}
+
 Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,
                 device::Sm80ForwardParams& p) {
   const Tiles tiles = count_tiles(p, p.num_heads_q, config.block_m, config.block_m);
@@ -153,7 +160,7 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
 }
 
 Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors, void* workspace,
-                device::Sm90aForwardParams& p, int parts) {
+                device::Sm90aForwardParams& p, int parts, int early_rows) {
   p.packed_heads =
       config.pack_gqa ? packed_heads(p.num_heads_q / p.num_heads_kv, p.seqlen_q, config.block_m) : 1;
   p.packed_heads_inverse = static_cast<device::u32>(ceil_div(1 << 16, p.packed_heads));
@@ -198,8 +205,8 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
     p.turned_heads = turned_heads(static_cast<int>(tiles.heads), static_cast<int>(tiles.of_head),
                                   static_cast<int>(at_once));
     const std::int64_t others = std::max<std::int64_t>(tiles.heads - p.turned_heads, 1);
-    const TileSections sections =
-        sections_of(spec, p, others, tiles, heads_q, p.parts, static_cast<int>(at_once), l2_of_h100);
+    const TileSections sections = sections_of(spec, p, others, tiles, heads_q, p.parts,
+                                              static_cast<int>(at_once), l2_of_h100, early_rows / tokens);
     p.section_heads = sections.heads;
     p.section_rounds = sections.rounds;
   }

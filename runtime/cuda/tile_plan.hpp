@@ -6,6 +6,7 @@
 #include "runtime/executable.hpp"
 #include "templates/shared/forward_sm80_params.h"
 #include "templates/shared/forward_sm90a_params.h"
+#include "templates/shared/gathered.h"
 
 namespace flashjit::cuda {
 
@@ -15,15 +16,20 @@ namespace flashjit::cuda {
 // more tiles are accepted, so that long sequences stay unpacked. All arguments are positive.
 int packed_heads(int heads_per_kv_head, int seqlen_q, int block_m);
 
+// Puts padding before the gathered keys, so that they end with a block, and counts it among the launch's
+// keys.
+device::GatheredKeys pad_gathered(const KernelConfig& config, device::GatheredKeys gathered,
+                                  device::ForwardParams& params);
+
 // Returns the blocks of the grid, and sets in `params` what the device needs
 // to know about tiles. Throws invalid_argument if there are too many tiles.
 Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,
                 device::Sm80ForwardParams& params);
 // workspace: of PartsWorkspace::bytes; null: no tile's keys are divided. parts: of each tile's keys, at
 // most multiprocessors / tiles; 0: as many as an estimate of the time chooses. With fixed parts any other
-// number than 0 divides all of them.
+// number than 0 divides all of them. early_rows: the first rows, whose tiles come before all others.
 Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors, void* workspace,
-                device::Sm90aForwardParams& params, int parts = 0);
+                device::Sm90aForwardParams& params, int parts = 0, int early_rows = 0);
 // The grid of the step that merges parts, for `params` as plan_tiles() has set them.
 Grid merge_grid(const AttentionSpec& spec, const KernelConfig& config,
                 const device::Sm90aForwardParams& params);

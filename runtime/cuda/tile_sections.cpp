@@ -25,14 +25,14 @@ int section_heads(std::int64_t heads, int fitting) {
 }  // namespace
 
 TileSections tile_sections(int heads, int tiles, int blocks, std::int64_t bytes_per_head,
-                           std::int64_t cache_bytes) {
+                           std::int64_t cache_bytes, int early_tiles) {
   const std::int64_t cached = cache_bytes / std::max<std::int64_t>(bytes_per_head, 1);
   const int fitting = static_cast<int>(
       std::min<std::int64_t>(std::max<std::int64_t>(cached, rounded_up(blocks, tiles)), heads));
   TileSections sections{section_heads(heads, fitting), 0};
   // A last round that leaves at most a tenth of the blocks idle is added to the others.
-  sections.rounds =
-      static_cast<int>((std::int64_t{sections.heads} * tiles + blocks / 10) / std::max(blocks, 1));
+  sections.rounds = static_cast<int>((std::int64_t{sections.heads} * (tiles - early_tiles) + blocks / 10) /
+                                     std::max(blocks, 1));
   return sections;
 }
 

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "runtime/arguments/attention.hpp"
+#include "runtime/arguments/checks.hpp"
 #include "runtime/cpu/partition.hpp"
 #include "runtime/cpu/parts.hpp"
 #include "runtime/cuda/driver.hpp"
@@ -16,6 +17,14 @@
 namespace flashjit {
 namespace {
 
+// A CPU's launch does not wait for keys.
+void require_arrived(const device::GatheredKeys& gathered) {
+  if (!gathered.arrived) return;
+  for (int i = 0; i * gathered.piece_keys < gathered.keys; ++i)
+    if (gathered.arrived[i] == 0)
+      refuse_argument("arrived[", i, "] is 0, and a CPU's launch does not wait; all pieces must be there");
+}
+
 struct Forward {
   struct Params {
     device::ForwardParams forward;
@@ -23,8 +32,12 @@ struct Forward {
     std::optional<device::FormulaParams> formulas;
     std::optional<CheckedKvScales> kv_scales;
     std::optional<device::OffsetParams> offsets;
+    std::optional<device::GatheredKeys> gathered;
     AddedParams added() const {
-      return {.formulas = if_any(formulas), .kv_scales = if_any(kv_scales), .offsets = if_any(offsets)};
+      return {.formulas = if_any(formulas),
+              .kv_scales = if_any(kv_scales),
+              .offsets = if_any(offsets),
+              .gathered = if_any(gathered)};
     }
   };
   struct Checked {
@@ -35,7 +48,8 @@ struct Forward {
 
   static Checked check(const AttentionSpec& spec, Device device, const AttentionArgs& args) {
     const CheckedArguments checked = check_arguments(spec, device, args);
-    return {{checked.params, checked.pages, checked.formulas, checked.kv_scales, checked.offsets},
+    return {{checked.params, checked.pages, checked.formulas, checked.kv_scales, checked.offsets,
+             checked.gathered},
             checked.shape,
             checked.empty};
   }
@@ -70,7 +84,7 @@ struct Forward {
   }
 
   static void plan_on_gpu(const PlannedKernel& kernel, const device::ForwardParams& params,
-                          const device::PageTable& pages, const AddedParams& added, void* workspace,
+                          const device::PageTable& pages, AddedParams added, void* workspace,
                           Launch& launch) {
     if (!kernel.target.has(Instructions::wgmma)) {
       StepLaunch& step = add_step(kernel, launch, "flashjit_forward");
@@ -80,8 +94,14 @@ struct Forward {
     }
     device::Sm90aForwardParams planned{};
     static_cast<device::ForwardParams&>(planned) = params;
+    std::optional<device::GatheredKeys> gathered;
+    if (added.gathered) {
+      gathered = cuda::pad_gathered(kernel.config, *added.gathered, planned);
+      added.gathered = &*gathered;
+    }
     if (parts_follow_from_shapes(kernel.spec)) workspace = nullptr;
-    const Grid grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, workspace, planned);
+    const Grid grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, workspace, planned, 0,
+                                       gathered ? device::rows_without(*gathered) : 0);
     const auto add = [&](const char* function) -> StepLaunch& {
       StepLaunch& step = add_step(kernel, launch, function);
       static_cast<device::Sm90aForwardParams&>(
@@ -90,11 +110,15 @@ struct Forward {
     };
     StepLaunch& step = add("flashjit_forward");
     step.grid = grid;
-    auto& maps = make_second<device::ForwardMaps>(step);
+    device::ForwardMaps& maps =
+        gathered ? make_second<device::GatheredMaps>(step) : make_second<device::ForwardMaps>(step);
     {
       const cuda::ContextScope scope(*kernel.context);
       cuda::encode_tensor_maps(kernel.spec, kernel.config, step.params_as<device::Sm90aForwardParams>(),
                                maps);
+      if (gathered)
+        cuda::encode_gathered_maps(kernel.spec, kernel.config, step.params_as<device::Sm90aForwardParams>(),
+                                   static_cast<device::GatheredMaps&>(maps));
     }
     if (planned.parts == 1) return;
     StepLaunch& merge = add("flashjit_forward_merge");
@@ -103,6 +127,7 @@ struct Forward {
   }
 
   static void plan_cpu(const PlannedKernel& kernel, const Params& params, void*, Launch& launch) {
+    if (params.gathered) require_arrived(*params.gathered);
     const Partition cut =
         partition(params.forward, kernel.spec, kernel.target, kernel.config, kernel.parallelism);
     StepLaunch& step = add_step(kernel, launch, "flashjit_forward");

@@ -21,6 +21,7 @@ struct ForwardCpuSpec {
   using kv_dtype = void;
   static constexpr KvScale kv_scale = KvScale::tensor;
   static constexpr bool lse = true, varlen = false, paged = false, dropout = false, batch_invariant = false;
+  static constexpr bool gathered = false;
 };
 
 // The rows of K and V of a problem.
@@ -47,6 +48,8 @@ struct StridedKeys {
 template <class Spec>
 struct PagedKeys;  // cpu/paged_keys.h
 template <class Spec>
+struct PairsOfKeys;  // cpu/gathered_keys.h
+template <class Spec>
 struct QuantisedKeys;  // cpu/quantised_keys.h
 
 template <class Spec, class Config>
@@ -61,9 +64,9 @@ struct ForwardTile {
   using Products = typename Config::Products;
   using Operand = typename Products::Operand;
   static constexpr bool quantised = is_quantised<typename Spec::kv_dtype>;
-  using KeyRows =
-      typename Choose<quantised, QuantisedKeys<Spec>,
-                      typename Choose<Spec::paged, PagedKeys<Spec>, StridedKeys<Spec>>::type>::type;
+  using StoredKeys = typename Choose<Spec::gathered, PairsOfKeys<Spec>, StridedKeys<Spec>>::type;
+  using KeyRows = typename Choose<quantised, QuantisedKeys<Spec>,
+                                  typename Choose<Spec::paged, PagedKeys<Spec>, StoredKeys>::type>::type;
   static constexpr int most_rows = round_up(block_m, Products::row_step);
   static constexpr int q_row = Products::q_row, o_row = Products::o_rows;
   static constexpr int keys_whole = Products::keys_whole;

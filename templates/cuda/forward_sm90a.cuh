@@ -31,7 +31,7 @@ struct ForwardSm90aSpec {
   using kv_dtype = void;
   static constexpr KvScale kv_scale = KvScale::tensor;
   static constexpr bool lse = true, varlen = false, paged = false, v_in_k = false, dropout = false;
-  static constexpr bool batch_invariant = false;
+  static constexpr bool batch_invariant = false, gathered = false;
 };
 
 template <class Spec_, class Config_>
@@ -45,7 +45,9 @@ struct ForwardSm90a {
   using Sinks = typename Spec::Sinks;
   using Rows = TileRows<Config::block_m, Config::pack_gqa>;
   using Positions = typename Rows::Positions;
-  using Schedule = TileSchedule<Config::tile_order, Rows>;
+  // The shortest tiles may come first, which see no gathered keys: these arrive meanwhile.
+  using Direction = typename Choose<Spec::gathered, EitherWay, Forwards>::type;
+  using Schedule = TileSchedule<Config::tile_order, Rows, Direction>;
   using Softmax = OnlineSoftmax<1, false, Spec::batch_invariant>;
   static_assert(!Config::pack_gqa || !Mask::per_head, "one walk for all heads of a tile");
 

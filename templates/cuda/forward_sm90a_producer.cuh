@@ -21,6 +21,9 @@ struct NoPages {
 };
 template <class Spec, class Config, bool several_warps>
 class Sm90aPages;  // cuda/forward_sm90a_pages.cuh
+template <int block_n>
+class Sm90aGathered;  // cuda/forward_sm90a_gathered.cuh
+struct GatheredMaps;  // shared/gathered_maps.h
 template <class Kernel>
 class Sm90aQuantisedPages;  // cuda/forward_sm90a_quantised.cuh
 template <class Kernel>
@@ -42,9 +45,12 @@ class Sm90aProducer {
   using Ring = typename Kernel::Ring;
   static constexpr bool converts = Shared::converts != Converts::nothing;
   static constexpr bool several_warps = Kernel::several_warps;
-  using Pages = typename Choose<
-      converts, Sm90aQuantisedPages<Kernel>,
-      typename Choose<Spec::paged, Sm90aPages<Spec, Config, several_warps>, NoPages>::type>::type;
+  using Pages =
+      typename Choose<converts, Sm90aQuantisedPages<Kernel>,
+                      typename Choose<Spec::paged, Sm90aPages<Spec, Config, several_warps>,
+                                      typename Choose<Spec::gathered, Sm90aGathered<Config::block_n>,
+                                                      NoPages>::type>::type>::type;
+  using Maps = typename Choose<Spec::gathered, GatheredMaps, ForwardMaps>::type;
   static constexpr Sm90aLayout layout = Shared::layout;
   static constexpr int block_n = Config::block_n;
   static constexpr int qk_panels = Kernel::qk_panels, v_panels = Kernel::v_panels;
@@ -58,7 +64,7 @@ class Sm90aProducer {
   FLASHJIT_FN void run() {
     if constexpr (several_warps)
       if (static_cast<int>(threadIdx.x) >= 32 * pages_.warps()) return;
-    typename Kernel::Schedule schedule(p_);
+    typename Kernel::Schedule schedule(p_, direction());
     bool first = true;
     for (TileIndex tile; next_tile(schedule, tile, first); first = false) {
       const Work work(p_, tile);
@@ -99,6 +105,12 @@ class Sm90aProducer {
   }
 
  private:
+  FLASHJIT_FN typename Kernel::Direction direction() const {
+    if constexpr (Spec::gathered)
+      return {Pages::has_early_tiles(p_)};
+    else
+      return {};
+  }
   FLASHJIT_FN bool next_tile(typename Kernel::Schedule& schedule, TileIndex& tile,
                              [[maybe_unused]] bool first) {
     if constexpr (Kernel::by_length) {
@@ -176,7 +188,8 @@ class Sm90aProducer {
         st_shared_v2(shared_.passed(ring_.stage), block.word | (last ? 1 : 0), block.found);
       mbarrier_arrive_expect_tx(shared_.k_full(ring_.stage), layout.k_bytes);
     }
-    copy_keys(shared_.k(ring_.stage), maps_.k, shared_.k_full(ring_.stage), qk_panels, block.index(), found);
+    copy_keys(shared_.k(ring_.stage), k_map(found), shared_.k_full(ring_.stage), qk_panels, block.index(),
+              found);
   }
   // Asks for the words of a block's columns, for the next stage of K. An index of -1 ends the requests.
   FLASHJIT_FN void ask_for_words(int index) {
@@ -198,11 +211,26 @@ class Sm90aProducer {
     const auto found = pages_.find(index);
     mbarrier_wait(shared_.v_empty(ring.stage), ring.parity ^ 1);
     if (leads()) mbarrier_arrive_expect_tx(shared_.v_full(ring.stage), layout.v_bytes);
-    copy_keys(shared_.v(ring.stage), maps_.v, shared_.v_full(ring.stage), v_panels, index, found);
+    copy_keys(shared_.v(ring.stage), v_map(found), shared_.v_full(ring.stage), v_panels, index, found);
   }
   FLASHJIT_FN void load_last_v() {
     if (last_v_ >= 0) load_v(last_v_, 1);
     last_v_ = -1;
+  }
+  // The maps that have a block.
+  template <class Found>
+  FLASHJIT_FN const TensorMap& k_map(const Found& found) const {
+    if constexpr (Spec::gathered)
+      return Pages::map(maps_.k, static_cast<const Maps&>(maps_).k_gathered, found);
+    else
+      return maps_.k;
+  }
+  template <class Found>
+  FLASHJIT_FN const TensorMap& v_map(const Found& found) const {
+    if constexpr (Spec::gathered)
+      return Pages::map(maps_.v, static_cast<const Maps&>(maps_).v_gathered, found);
+    else
+      return maps_.v;
   }
   // Copies a block of K or V.
   template <class Found>
@@ -210,6 +238,8 @@ class Sm90aProducer {
                              const Found& found) const {
     if constexpr (Spec::paged) {
       pages_.copy(to, map, full, panels, index, found);
+    } else if constexpr (Spec::gathered) {
+      copy(to, map, full, panels, layout.kv_panel, found.row, head_kv_);
     } else {
       copy(to, map, full, panels, layout.kv_panel, k_row_ + index * block_n, head_kv_);
     }

@@ -56,6 +56,10 @@ FLASHJIT_FN void cp_async_bulk_tensor_4d(u32 to, const TensorMap& map, u32 bar, 
 FLASHJIT_FN void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+// Orders this thread's accesses to global memory and those of its bulk copies.
+FLASHJIT_FN void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
 
 // --- wgmma
 

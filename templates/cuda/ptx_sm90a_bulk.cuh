@@ -30,10 +30,6 @@ FLASHJIT_FN void cp_async_bulk_wait_group_read() {
 FLASHJIT_FN void cp_async_bulk_wait_group() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
-// Orders this thread's accesses to global memory and those of its bulk copies.
-FLASHJIT_FN void fence_proxy_async_global() {
-  asm volatile("fence.proxy.async.global;" ::: "memory");
-}
 
 // Stores four 8x8 matrices of 16-bit elements, transposed: a lane holds rows 2 (lane % 4) and the next one of
 // column lane / 4. Lane l gives the address of row l % 8 of matrix l / 8.

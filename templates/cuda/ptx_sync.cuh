@@ -60,6 +60,12 @@ FLASHJIT_FN void ld_acquire_wait(const u32* from, u32 least) {
   do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
   while (value < least);
 }
+// The same for a number that another device writes.
+FLASHJIT_FN void ld_acquire_sys_wait(const u32* from, u32 least) {
+  u32 value;
+  do asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  while (value < least);
+}
 
 // --- dependent launches: nothing before sm_90, where the next kernel begins when this one has ended
 

@@ -15,13 +15,24 @@ enum class TileOrder {
              // tiles than the blocks of the row before
 };
 
+// The direction of a schedule with TileOrder::sections. Backwards a block has the same tiles, those of the
+// last round first.
+struct Forwards {
+  FLASHJIT_FN u32 round(u32 next, u32 /*end*/) const { return next; }
+};
+struct EitherWay {
+  bool backwards;
+  FLASHJIT_FN u32 round(u32 next, u32 end) const { return backwards ? end - 1 - next : next; }
+};
+
 // The tiles of this block of the grid, one after the other.
-template <TileOrder order, class Rows>
+template <TileOrder order, class Rows, class Direction = Forwards>
 class TileSchedule {
  public:
   template <class Params>
-  FLASHJIT_FN explicit TileSchedule(const Params& p)
-      : rows_(p),
+  FLASHJIT_FN explicit TileSchedule(const Params& p, Direction direction = {})
+      : direction_(direction),
+        rows_(p),
         heads_q_(static_cast<u32>(p.num_heads_q) / static_cast<u32>(rows_.heads)),
         parts_(p.parts),
         heads_(p.batch * heads_q_ * parts_),
@@ -57,7 +68,7 @@ class TileSchedule {
  private:
   FLASHJIT_FN bool next_in_sections(TileIndex& tile) {
     while (next_ < end_) {
-      u32 round = next_++;
+      u32 round = direction_.round(next_++, end_);
       if (round < turned_rounds()) {
         const u32 index = round * gridDim.x + blockIdx.x;
         if (index >= turned_heads_ * m_blocks_) continue;  // the last round, if all heads are turned
@@ -113,6 +124,7 @@ class TileSchedule {
             static_cast<int>(m_block)};
   }
 
+  [[no_unique_address]] Direction direction_;
   Rows rows_;
   u32 heads_q_, parts_, heads_;  // heads packed into one tile count as one, those of each part as others
   int part_ = 0, place_ = 0;

@@ -40,6 +40,7 @@ inline const std::vector<AnySpec>& any_specs() {
       {R"({"op": "make_block_lists", "dtype": "bf16", "head_dim": 16, "varlen": true,
            "mask": [{"kind": "block_sparse", "block_m": 32, "block_n": 32, "of_masks": true}, "causal"]})"},
       {R"({"op": "copy_kv", "dtype": "bf16", "head_dim": 16, "kv_dtype": "int8", "kv_scale": "token_head"})"},
+      {R"({"op": "forward", "dtype": "bf16", "head_dim": 16, "gathered": true, "mask": ["causal"]})"},
   };
   return specs;
 }
@@ -57,8 +58,10 @@ class AnyLaunch {
       std::vector<std::int64_t> sizes;
       if (argument.layout.sizes) sizes = argument.layout.sizes(spec, shape);
       if (member == &AttentionArgs::tree_bits) sizes = {1, shape.seqlen_q, 1};
+      if (member == &AttentionArgs::arrived) sizes = {1};
       const bool given = argument.role_in(spec) == Role::input && !argument.written_in(spec);
       const Tensor t = make(argument.dtype(spec), sizes, given);
+      if (member == &AttentionArgs::arrived) *static_cast<std::int32_t*>(t.data) = 1;
       for (int b = 0; b <= shape.batch; ++b) {
         if (member == &AttentionArgs::cu_seqlens_q)
           static_cast<std::int32_t*>(t.data)[b] = b * shape.seqlen_q;

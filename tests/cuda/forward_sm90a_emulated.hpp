@@ -6,6 +6,7 @@
 
 #include "codegen/families/search_space.hpp"
 #include "cuda/forward_sm90a.cuh"
+#include "cuda/forward_sm90a_gathered.cuh"
 #include "cuda/forward_sm90a_quantised.cuh"
 #include "runtime/arguments/attention.hpp"
 #include "runtime/cuda/tile_plan.hpp"
@@ -29,6 +30,12 @@ struct SpecOf : AttentionOf<device::ForwardSm90aSpec, Element, head_dim, head_di
 template <class Spec>
 struct WithPages : Spec {
   static constexpr bool paged = true;
+};
+template <class Spec>
+struct WithGatheredKeys : Spec {
+  static constexpr bool gathered = true;
+  using Mask =
+      device::Both<typename Spec::Mask, device::LateKeys<device::WithGathered<device::Sm90aForwardParams>>>;
 };
 template <int block_m_, int block_n_, bool q_in_registers_, bool pack_gqa_,
           device::TileOrder tile_order_ = device::TileOrder::heads>
@@ -59,9 +66,10 @@ template <class Spec>
 constexpr bool quantised = device::is_quantised<typename Spec::kv_dtype>;
 
 // parts: of each tile's keys, with so many multiprocessors; 0: one, with few of them and no workspace.
+// arrived: words of gathered keys' pieces.
 template <class Spec, class Config>
 void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage, int parts = 0,
-            int multiprocessors = 200) {
+            int multiprocessors = 200, const std::vector<device::u32>& arrived = {}) {
   if (parts == 0) multiprocessors = 5;
   const KernelConfig config{Config::block_m,
                             Config::block_n,
@@ -77,26 +85,46 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage, i
   if (checked.empty) return;
   const PlannedWithoutCode planned(spec, target, config, multiprocessors);
   Launch launched;
-  // Params of all kernels here have room for pages.
-  auto& paged = step_params::with_scales<device::Paged<device::Sm90aForwardParams>>(
-      add_step(planned.kernel(), launched, "flashjit_forward"), checked.params,
-      {.formulas = if_any(checked.formulas),
-       .kv_scales = if_any(checked.kv_scales),
-       .offsets = if_any(checked.offsets)});
-  paged.pages = checked.pages;
-  if (spec.paged) {
-    paged.box_keys = std::gcd(checked.pages.page_size, config.block_n);
-    paged.copying_warps = std::min(4, config.block_n / paged.box_keys);
-  }
-  device::Sm90aForwardParams& p = paged;
+  StepLaunch& step = add_step(planned.kernel(), launched, "flashjit_forward");
+  device::Sm90aForwardParams& p = [&]() -> device::Sm90aForwardParams& {
+    if constexpr (Spec::gathered) {
+      auto& made = make_params<device::Sm90aForwardParams>(step, checked.params,
+                                                           {.gathered = if_any(checked.gathered)});
+      auto& gathered = static_cast<device::WithGathered<device::Sm90aForwardParams>&>(made).gathered;
+      gathered = cuda::pad_gathered(config, *checked.gathered, made);
+      if (!arrived.empty()) {
+        gathered.arrived = arrived.data();
+        gathered.piece_keys = gathered.keys / static_cast<int>(arrived.size());
+      }
+      return made;
+    } else {
+      // Params of all other kernels here have room for pages.
+      auto& paged = step_params::with_scales<device::Paged<device::Sm90aForwardParams>>(
+          step, checked.params,
+          {.formulas = if_any(checked.formulas),
+           .kv_scales = if_any(checked.kv_scales),
+           .offsets = if_any(checked.offsets)});
+      paged.pages = checked.pages;
+      if (spec.paged) {
+        paged.box_keys = std::gcd(checked.pages.page_size, config.block_n);
+        paged.copying_warps = std::min(4, config.block_n / paged.box_keys);
+      }
+      return paged;
+    }
+  }();
   std::vector<float> workspace(
       cuda::PartsWorkspace(spec, config, multiprocessors, checked.shape).bytes / 4 + 1,
       std::numeric_limits<float>::quiet_NaN());
   const Grid grid =
-      cuda::plan_tiles(spec, config, multiprocessors, parts > 0 ? workspace.data() : nullptr, p, parts);
+      cuda::plan_tiles(spec, config, multiprocessors, parts > 0 ? workspace.data() : nullptr, p, parts, [&] {
+        if constexpr (Spec::gathered)
+          return device::rows_without(device::gathered_keys(p));
+        else
+          return 0;
+      }());
   ASSERT_EQ(p.parts, std::max(parts, 1));
   const cuda::TensorMapShapes shapes = cuda::tensor_map_shapes(spec, config, p);
-  device::ForwardMaps maps;
+  device::GatheredMaps maps;
   const auto describe = [](const device::TensorView& tensor, const cuda::TensorMapShape& shape,
                            device::TensorMap& map, unsigned element_bytes) {
     const emulator::TensorMap described{tensor.data, &shape, element_bytes};
@@ -109,6 +137,12 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage, i
   describe(p.q, shapes.q, maps.q, 2);
   describe(p.k, shapes.k, maps.k, quantised<Spec> ? 1 : 2);
   describe(p.v, shapes.v, maps.v, quantised<Spec> ? 1 : 2);
+  cuda::GatheredMapShapes gathered;
+  if constexpr (Spec::gathered) {
+    gathered = cuda::gathered_map_shapes(spec, config, p);
+    describe(device::gathered_keys(p).k, gathered.k, maps.k_gathered, 2);
+    describe(device::gathered_keys(p).v, gathered.v, maps.v_gathered, 2);
+  }
   constexpr int shared_bytes = device::Sm90aShared<Spec, Config>::layout.end;
   run_grid(
       grid, Config::num_warps * 32, shared_bytes,
@@ -133,6 +167,39 @@ class ForwardSm90a : public EmulatorTest {
     Workload workload(host, with_spec<Spec>(given, std::move(masks)));
     workload.reset();
     launch<Spec, Config>(workload.given().spec, workload.args(), not_a_number, parts, multiprocessors);
+    EXPECT_TRUE(workload.check());
+  }
+  // With keys in two pairs of tensors, of which the first `gathered` ones come in pieces, against attention
+  // of keys in one pair.
+  template <class Spec, class Config>
+  void expect_gathered(Case c, std::vector<Mask> masks, int gathered, int early_rows, int late_keys,
+                       const std::vector<device::u32>& arrived = {}, int parts = 0,
+                       bool waits_forever = false) {
+    if (!has_turn()) return;
+    Case split = with_spec<Spec>(c, masks);
+    split.spec.gathered = true;
+    masks.emplace_back(
+        FormulaMask{"row >= " + std::to_string(early_rows) + " || key >= " + std::to_string(late_keys)});
+    Workload workload(host, with_spec<Spec>(c, std::move(masks)));
+    workload.reset();
+    AttentionArgs args = workload.args();
+    for (const auto& [own, others] : {std::pair{&AttentionArgs::k, &AttentionArgs::k_gathered},
+                                      std::pair{&AttentionArgs::v, &AttentionArgs::v_gathered}}) {
+      args.*others = args.*own;
+      (args.*others)->shape[1] = gathered;
+      Tensor& after = *(args.*own);
+      after.data = static_cast<std::byte*>(after.data) + gathered * after.strides[1] * 2;
+      after.shape[1] -= gathered;
+    }
+    args.early_rows = early_rows, args.late_keys = late_keys;
+    const auto launch_it = [&] {
+      launch<Spec, Config>(split.spec.validated(), args, not_a_number, parts, 200, arrived);
+    };
+    if (waits_forever) {
+      EXPECT_THROW(launch_it(), std::runtime_error);
+      return;
+    }
+    launch_it();
     EXPECT_TRUE(workload.check());
   }
   // With lists of the spec's own masks, against attention of the masks alone.

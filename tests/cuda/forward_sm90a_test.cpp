@@ -32,6 +32,29 @@ TEST_F(ForwardSm90a, PartsOfKeys) {
                 ConfigOf<64, 32, true, false, waves>>(c, 5);
 }
 
+// Keys in two pairs of tensors: the first pair ends with a block or within one, has all keys or none; rows
+// that see a part of it, in tiles of their own or not; tiles of several heads; parts of keys; pieces that a
+// kernel waits for.
+TEST_F(ForwardSm90a, GatheredKeys) {
+  using Plain = WithGatheredKeys<SpecOf<Bf16, 24, 40, false, BottomRight>>;
+  using Packed = WithGatheredKeys<SpecOf<Fp16, 64, 72, false, BottomRight>>;
+  const Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 290, .seed = 12};
+  for (const int gathered : {128, 77, 290, 0})
+    expect_gathered<Plain, ConfigOf<64, 32, true, false, sections>>(c, {CausalMask{}}, gathered, 0, 0);
+  expect_gathered<Plain, ConfigOf<128, 48, false, false, sections>>(c, {CausalMask{}}, 140, 128, 96);
+  expect_gathered<Packed, ConfigOf<64, 32, true, true, sections>>(c, {CausalMask{}}, 140, 75, 140,
+                                                                  {1, 2, 3, 4, 5, 6, 7});
+  expect_gathered<WithGatheredKeys<SpecOf<Bf16, 24, 264, false>>, DividedConfigOf<32, 2, false>>(c, {}, 99,
+                                                                                                 70, 50, {1});
+  const Case few{.heads_q = 2, .heads_kv = 1, .seqlen_q = 40, .seqlen_k = 300, .seed = 13};
+  expect_gathered<Plain, ConfigOf<64, 32, true, false, sections>>(few, {CausalMask{}}, 200, 20, 90, {1, 1},
+                                                                  3);
+  // A piece that no row sees is not waited for.
+  expect_gathered<Plain, ConfigOf<64, 32, true, false, sections>>(few, {CausalMask{}}, 200, 40, 104, {0, 1});
+  expect_gathered<Plain, ConfigOf<64, 32, true, false, sections>>(few, {CausalMask{}}, 200, 40, 99, {0, 1}, 0,
+                                                                  true);
+}
+
 // Outputs of more than 256 columns: halves alike and not, the second one with more than 256; one block of K
 // and V at a time and several; tiles without keys between others, parts, pages, words of dropout.
 TEST_F(ForwardSm90a, DividedColumns) {

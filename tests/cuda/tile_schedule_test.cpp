@@ -40,9 +40,9 @@ int tiles_of(const Launch& launch) {
   return (launch.seqlen_q + block_m - 1) / block_m;
 }
 
-cuda::TileSections sections_of(const Launch& launch, int turned = 0) {
+cuda::TileSections sections_of(const Launch& launch, int turned = 0, int early_tiles = 0) {
   return cuda::tile_sections(std::max(launch.batch * launch.heads - turned, 1), tiles_of(launch),
-                             launch.blocks, launch.bytes_per_head, cache_bytes);
+                             launch.blocks, launch.bytes_per_head, cache_bytes, early_tiles);
 }
 int turned_heads_of(const Launch& launch) {
   return cuda::turned_heads(launch.batch * launch.heads, tiles_of(launch), launch.blocks);
@@ -50,8 +50,10 @@ int turned_heads_of(const Launch& launch) {
 
 // The number of key blocks that each block of the grid computes
 // under a causal mask. Fails if a tile is missing or comes twice.
+// early_tiles: of each head, for which sections have no room.
 template <device::TileOrder order>
-std::vector<int> loads(const Launch& launch, std::vector<int>* first_tiles = nullptr) {
+std::vector<int> loads(const Launch& launch, std::vector<int>* first_tiles = nullptr, int early_tiles = 0,
+                       bool backwards = false) {
   const int tiles = tiles_of(launch), heads = launch.batch * launch.heads;
   device::Sm90aForwardParams params{};
   params.parts = 1;
@@ -59,7 +61,7 @@ std::vector<int> loads(const Launch& launch, std::vector<int>* first_tiles = nul
   params.num_heads_q = launch.heads;
   params.seqlen_q = launch.seqlen_q;
   params.turned_heads = turned_heads_of(launch);
-  const cuda::TileSections sections = sections_of(launch, params.turned_heads);
+  const cuda::TileSections sections = sections_of(launch, params.turned_heads, early_tiles);
   params.section_heads = sections.heads;
   params.section_rounds = sections.rounds;
   const auto blocks = static_cast<unsigned>(launch.blocks);
@@ -70,7 +72,8 @@ std::vector<int> loads(const Launch& launch, std::vector<int>* first_tiles = nul
   std::vector<int> visits(static_cast<std::size_t>(heads * tiles)), load;
   for (unsigned block = 0; block < gridDim.x * gridDim.y; ++block) {
     blockIdx = {block % blocks, block / blocks};
-    device::TileSchedule<order, device::TileRows<block_m, false>> schedule(params);
+    device::TileSchedule<order, device::TileRows<block_m, false>, device::EitherWay> schedule(params,
+                                                                                              {backwards});
     int work = 0;
     for (device::TileIndex tile; schedule.next(tile);) {
       const int at = (tile.batch * launch.heads + tile.head_q) * tiles + tile.m_block;
@@ -116,6 +119,17 @@ int blocks_of(int heads, int seqlen_q, int multiprocessors) {
   return std::min(heads * ((seqlen_q + block_m - 1) / block_m), multiprocessors);
 }
 
+// Half of 32,768 rows of 16 heads, of which the first half sees no late keys. Sections have two heads, and
+// their rounds the tiles of the other half; those of the first half come before all of them.
+TEST(TileSchedule, EarlyTilesComeFirst) {
+  const Launch launch{1, 16, 16384, 132, 16 << 20};
+  EXPECT_EQ(sections_of(launch).rounds, 2);
+  EXPECT_EQ(sections_of(launch, 0, 64).rounds, 1);
+  std::vector<int> first;
+  loads<device::TileOrder::sections>(launch, &first, 64, true);
+  EXPECT_LT(*std::max_element(first.begin(), first.end()), 16);
+}
+
 TEST(TileSchedule, EveryTileOnce) {
   const unsigned seed = std::random_device{}();
   std::cout << "seed " << seed << "\n";
@@ -126,6 +140,9 @@ TEST(TileSchedule, EveryTileOnce) {
     launch.blocks = blocks_of(launch.batch * launch.heads, launch.seqlen_q, up_to(140));
     launch.bytes_per_head = std::int64_t{up_to(1 << 14)} * up_to(1 << 14);
     loads<device::TileOrder::sections>(launch);
+    const int early = static_cast<int>(random() % static_cast<unsigned>(tiles_of(launch)));
+    EXPECT_EQ(loads<device::TileOrder::sections>(launch, nullptr, early, true),
+              loads<device::TileOrder::sections>(launch, nullptr, early));
     loads<device::TileOrder::heads>(launch);
     loads<device::TileOrder::waves>(launch);
     expect_tiles_in_sections(launch);

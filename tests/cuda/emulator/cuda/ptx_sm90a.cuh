@@ -22,6 +22,7 @@ inline void bar_arrive(int id, int threads) {
 }
 inline void fence_mbarrier_init() {}
 inline void fence_proxy_async() {}
+inline void fence_proxy_async_global() {}
 template <int registers>
 void setmaxnreg_inc() {}
 template <int registers>

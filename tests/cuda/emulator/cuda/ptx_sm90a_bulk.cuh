@@ -20,7 +20,6 @@ inline void cp_reduce_async_bulk_add(float* to, u32 from, u32 bytes) {
 inline void cp_async_bulk_commit_group() {}
 inline void cp_async_bulk_wait_group_read() {}
 inline void cp_async_bulk_wait_group() {}
-inline void fence_proxy_async_global() {}
 
 // A lane holds rows 2 (lane % 4) and the next one of column lane / 4 of each matrix.
 inline void stmatrix_x4_trans(u32 to, const u32 (&r)[4]) {

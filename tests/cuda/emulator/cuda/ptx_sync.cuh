@@ -29,6 +29,9 @@ inline void st_release(u32* to, u32 value) {
 inline void ld_acquire_wait(const u32* from, u32 least) {
   emulator::block().wait([&] { return *from >= least; });
 }
+inline void ld_acquire_sys_wait(const u32* from, u32 least) {
+  ld_acquire_wait(from, least);
+}
 inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}
 

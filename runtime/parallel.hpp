@@ -1,5 +1,6 @@
-// Attention over several ranks, each with a part of the sequence (context parallelism): ring attention (Liu
-// et al. 2023) with partial results merged by their log-sum-exps, or all-to-all over heads
+// Attention over several ranks, each with a part of the sequence (context parallelism): by keys and values
+// that ranks send each other (ring attention, Liu et al. 2023), in one launch where its kernel waits for keys
+// that arrive, else with partial results merged by their log-sum-exps; or all-to-all over heads
 // (DeepSpeed-Ulysses, Jacobs et al. 2023).
 //
 //   std::vector<flashjit::ParallelGroup> group = flashjit::ParallelGroup::of_threads(4);

@@ -76,7 +76,7 @@ ParallelAttention::ParallelAttention(Engine& engine, const AttentionSpec& spec, 
                            std::to_string(whole.seqlen_q) + "/" + std::to_string(whole.seqlen_k) +
                            ", heads " + std::to_string(whole.num_heads_q) + "/" +
                            std::to_string(whole.num_heads_kv) + ", layout " + to_string(layout) +
-                           (engine.device().kind == Device::Kind::cuda ? ", GPUs" : ", CPUs");
+                           (engine.target().is_cuda() ? ", target " + engine.target().str() : ", CPUs");
   make_together(*group.transport(), said, [&] {
     group.transport()->require_device(engine.device());
     check_shape(spec, whole);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "runtime/parallel/gathered_forward.hpp"
 #include "runtime/parallel/gradient_sums.hpp"
 #include "runtime/parallel/rank_attention.hpp"
 #include "runtime/parallel/room.hpp"
@@ -44,7 +45,9 @@ AttentionArgs of_heads(AttentionArgs args, const Heads& heads) {
 class BySequence : public RankAttention {
  public:
   explicit BySequence(const RankTask& task)
-      : task_(task), keys_(key_chunks(task.layout, task.whole.seqlen_k, task.size())) {
+      : task_(task),
+        keys_(key_chunks(task.layout, task.whole.seqlen_k, task.size())),
+        gathered_(GatheredForward::make(task)) {
     part_ = task_.spec;
     part_.offsets = true;
     whole_rows_ = part_ = part_.validated();
@@ -70,6 +73,8 @@ class BySequence : public RankAttention {
     if (backward) {
       (void)Buffers(*this, room);
       room.take_workspace(launch_bytes(true, groups(true)));
+    } else if (gathered_) {
+      room.take_workspace(gathered_->workspace_bytes());
     } else {
       (void)Partials(*this, room, groups(false));
       room.take_workspace(launch_bytes(false, groups(false)));
@@ -89,7 +94,7 @@ class BySequence : public RankAttention {
                        known_positions_.size() * sizeof(std::int64_t));
     }
     if (!backward) {
-      merge_kernel();
+      if (!gathered_) merge_kernel();
       return;
     }
     sums_ = std::make_unique<PartSums>(task_.engine, task_.gradients, task_.whole);
@@ -105,6 +110,12 @@ class BySequence : public RankAttention {
   }
 
   ParallelAttention::Steps forward(const AttentionArgs& args, Stream stream) override {
+    if (gathered_) {
+      Room room(args.workspace, workspace_bytes(false), task_.engine.device());
+      gathered_->forward(args, room.take_workspace(gathered_->workspace_bytes()), *arrivals_, all_k_, all_v_,
+                         stream);
+      return {1, task_.own()};
+    }
     const int count = groups(false);
     Room room(args.workspace, workspace_bytes(false), task_.engine.device());
     const Partials partials(*this, room, count);
@@ -530,6 +541,7 @@ class BySequence : public RankAttention {
 
   const RankTask task_;
   const KeyChunks keys_;
+  const std::unique_ptr<GatheredForward> gathered_;   // of all forwards, if it is there
   AttentionSpec part_, whole_rows_, part_gradients_;  // a partial result, the only one, gradients
   std::vector<std::int64_t> known_positions_;         // what positions_ holds
   mutable int groups_[2] = {};                        // of a forward and a backward; 0: not counted yet

@@ -29,6 +29,7 @@ cuda::CUdeviceptr address_of(const void* pointer) {
 // Where a rank's memory is.
 struct MemoryPlace {
   std::int64_t process, device, address;
+  std::int64_t gpu;  // the same in all processes
   cuda::CUipcMemHandle handle;
 };
 
@@ -72,14 +73,30 @@ class PeerMemory {
   cuda::CUdeviceptr address_ = 0, opened_ = 0;
 };
 
-// Device memory begins with the boxes: a word for each box of each rank, 1 where it is posted.
+// Of processes that see different GPUs, too.
+std::int64_t number_of_gpu(int index) {
+  cuda::CUdevice device = 0;
+  check(driver().DeviceGet(&device, index), "cuDeviceGet");
+  std::int64_t number = 0;
+  for (const auto which : {cuda::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, cuda::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID,
+                           cuda::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID}) {
+    int value = 0;
+    check(driver().DeviceGetAttribute(&value, which, device), "cuDeviceGetAttribute");
+    number = number << 16 | value;
+  }
+  return number;
+}
+
+// Device memory begins with the boxes: a word for each box of each rank, 1 where it is posted; and the flags.
 class CudaExchange : public Exchange {
  public:
   CudaExchange(const cuda::Context& context, int rank, int size, std::size_t bytes, int boxes)
       : context_(context),
         rank_(rank),
         size_(size),
-        boxes_bytes_((static_cast<std::size_t>(size * boxes) * sizeof(unsigned) + 255) / 256 * 256),
+        flags_at_(static_cast<std::size_t>(size * boxes) * sizeof(unsigned)),
+        boxes_bytes_((flags_at_ + static_cast<std::size_t>(size * flags_for_each) * sizeof(unsigned) + 255) /
+                     256 * 256),
         memory_(context, boxes_bytes_ + bytes),
         copies_(context),
         forked_(context),
@@ -97,13 +114,19 @@ class CudaExchange : public Exchange {
   }
 
   MemoryPlace place() const {
-    MemoryPlace place{getpid(), context_.index(), static_cast<std::int64_t>(address_of(memory_.data())), {}};
+    MemoryPlace place{getpid(),
+                      context_.index(),
+                      static_cast<std::int64_t>(address_of(memory_.data())),
+                      number_of_gpu(context_.index()),
+                      {}};
     const cuda::ContextScope scope(context_);
     check(driver().IpcGetMemHandle(&place.handle, address_of(memory_.data())), "cuIpcGetMemHandle");
     return place;
   }
   void open_peers(const std::vector<MemoryPlace>& places) {
     const MemoryPlace& own = places[static_cast<std::size_t>(rank_)];
+    for (std::size_t i = 0; i < places.size(); ++i)
+      for (std::size_t j = 0; j < i; ++j) shares_gpu_ = shares_gpu_ || places[i].gpu == places[j].gpu;
     for (int rank = 0; rank < size_; ++rank) {
       if (rank == rank_) {
         addresses_.push_back(address_of(memory_.data()));
@@ -149,6 +172,19 @@ class CudaExchange : public Exchange {
                                       cuda::CU_STREAM_WRITE_VALUE_DEFAULT),
           "cuStreamWriteValue32");
   }
+  // A copy within a GPU may be a kernel's, for which a waiting one leaves no multiprocessor.
+  std::optional<Tensor> flags(int count) const override {
+    if (shares_gpu_ || count > size_ * flags_for_each) return std::nullopt;
+    return Tensor::contiguous(static_cast<std::byte*>(memory_.data()) + flags_at_, DType::int32,
+                              {Device::Kind::cuda, context_.index()}, {count});
+  }
+  void raise(int rank, int flag) override {
+    write_flag(addresses_[static_cast<std::size_t>(rank)], flag, 1, copies());
+  }
+  void lower(int count, Stream stream) override {
+    for (int flag = 0; flag < count; ++flag)
+      write_flag(address_of(memory_.data()), flag, 0, static_cast<cuda::CUstream>(stream));
+  }
   void put(int rank, const Tensor& to, const Tensor& from) override {
     const cuda::ContextScope scope(context_);
     const cuda::CUdeviceptr own = addresses_[static_cast<std::size_t>(rank_)],
@@ -193,6 +229,13 @@ class CudaExchange : public Exchange {
     return addresses_[static_cast<std::size_t>(owner)] +
            static_cast<cuda::CUdeviceptr>(box * size_ + poster) * sizeof(unsigned);
   }
+  void write_flag(cuda::CUdeviceptr memory, int flag, unsigned value, cuda::CUstream stream) const {
+    const cuda::ContextScope scope(context_);
+    check(driver().StreamWriteValue32(
+              stream, memory + flags_at_ + static_cast<cuda::CUdeviceptr>(flag) * sizeof(unsigned), value,
+              cuda::CU_STREAM_WRITE_VALUE_DEFAULT),
+          "cuStreamWriteValue32");
+  }
   void take(int rank, int box, Stream stream) const {
     const cuda::ContextScope scope(context_);
     const auto on = static_cast<cuda::CUstream>(stream);
@@ -204,7 +247,8 @@ class CudaExchange : public Exchange {
 
   const cuda::Context& context_;
   const int rank_, size_;
-  const std::size_t boxes_bytes_;
+  const std::size_t flags_at_, boxes_bytes_;
+  bool shares_gpu_ = false;  // two ranks have one
   cuda::DeviceBuffer memory_;
   const cuda::OwnedStream copies_;
   cuda::Event forked_, joined_;

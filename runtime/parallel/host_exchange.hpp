@@ -25,6 +25,9 @@ class HostExchange : public Exchange {
   void post(int rank, int box) override = 0;
   void post(int rank, int box, Stream) override { post(rank, box); }
   void wait(int rank, int box, Stream) override { await(rank, box); }
+  std::optional<Tensor> flags(int) const override { return std::nullopt; }
+  void raise(int, int) override {}
+  void lower(int, Stream) override {}
   void end(Stream) override {}
   void finish() override {}
 

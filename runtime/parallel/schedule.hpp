@@ -70,6 +70,21 @@ struct ForwardSchedule : Exchanged {
   std::vector<RowMerge> merges;
 };
 
+// A forward of causal masks in layout zigzag whose kernel takes keys of two pairs of tensors: one launch. The
+// keys of a rank are, for its own rows, as if they were a sequence of their own; rows see all keys of other
+// chunks, or none. So chunks of others come before them in any order, those first that only the rows of the
+// rank's second chunk see.
+struct GatheredSchedule {
+  int early_rows, late_keys;  // the rows of the first chunk, and the keys that they do not see
+  int keys;                   // of others
+  // In the order in which they are sent, which is that in which tiles read them: from the last place down.
+  struct Placed {
+    int chunk, place;  // of its first key among the gathered ones
+  };
+  std::vector<Placed> chunks;
+};
+GatheredSchedule gathered_schedule(int seqlen, int rank, int size);
+
 // The whole's division: chunk c of the keys is at place place_of[c] of rank owner_of[c]'s chunks.
 struct KeyChunks {
   std::vector<SequenceChunk> chunks;

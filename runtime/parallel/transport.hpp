@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,14 @@ class Exchange {
   virtual void post(int rank, int box, Stream stream) = 0;
   // The stream's work from here on begins after the rank's post.
   virtual void wait(int rank, int box, Stream stream) = 0;
+  // Flags that a rank's kernels wait for while they run, 0 until they are raised: int32 [count], at most
+  // flags_for_each times the ranks. None where a kernel must not wait, since copies may wait for it.
+  static constexpr int flags_for_each = 4;
+  virtual std::optional<Tensor> flags(int count) const = 0;
+  // Raises a rank's flag when the copies so far are done.
+  virtual void raise(int rank, int flag) = 0;
+  // Lowers this rank's first flags after the stream's work so far.
+  virtual void lower(int count, Stream stream) = 0;
   // The stream's work from here on begins when the copies so far are done.
   virtual void end(Stream stream) = 0;
   // Waits until the copies so far are done.

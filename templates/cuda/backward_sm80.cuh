@@ -454,7 +454,10 @@ class BackwardSm80 {
               if (!(bits >> (2 * n + c) & 1)) s[i][n][half * 2 + c] = value;
         }
     } else {
-      typename Part::Tile tile = mask.tile();
+      const int warp_first = first_row - static_cast<int>(lane_ % 4 * 2);
+      const int found =
+          mask.look_up({warp_first, warp_first + warp_rows}, {warp_key(), warp_key() + warp_keys});
+      typename Part::Tile tile = mask.template tile<warp_rows, warp_keys>(found);
 #pragma unroll
       for (int n = 0; n < q_tiles; ++n)
 #pragma unroll

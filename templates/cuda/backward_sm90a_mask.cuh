@@ -40,7 +40,8 @@ struct Sm90aBackwardMasked {
       }
     } else {
       // A lane looks up rows for all lanes of its warp, which has 16 keys.
-      typename Part::Tile tile = mask.tile();
+      const int found = mask.look_up({first_row, first_row + block_m}, {key, key + 16});
+      typename Part::Tile tile = mask.template tile<block_m, 16>(found);
 #pragma unroll
       for (int first = 0; first < block_m; first += 32) {
         u32 words[1];

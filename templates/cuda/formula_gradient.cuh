@@ -10,6 +10,9 @@
 
 namespace flashjit::device {
 
+template <class Blocks, class Masks>
+struct Listed;  // shared/listed_mask.h
+
 FLASHJIT_FN void add_exactly(i64* words, float term) {
   const bool finite = add_to_digits(term, [&](int word, i64 amount) { red_add(words + word, amount); });
   if (!finite) red_add(reinterpret_cast<float*>(words), term);
@@ -210,6 +213,16 @@ FLASHJIT_FN void drop_pairs(float* scores, const Both<A, B>& mask, const Problem
   } else {
     others(mask);
   }
+}
+// Only blocks without a bitmask ask the masks that lists were made of. A thread's pairs are of one listed
+// block if those of its warp are.
+template <int rows, class Blocks, class Masks, class Others>
+FLASHJIT_FN void drop_pairs(float* scores, const Listed<Blocks, Masks>& mask, const Problem& problem,
+                            int first_row, int first_key, float value, const Others& others) {
+  others(mask.blocks);
+  const int found = mask.blocks.look_up({first_row, first_row + rows - 6}, {first_key, first_key + 9});
+  if (__any_sync(0xffffffff, found == by_masks || found == not_found))
+    drop_pairs<rows>(scores, mask.others, problem, first_row, first_key, value, others);
 }
 template <int rows, class Formula, class Params, class Others>
   requires(!Formula::interval)

@@ -110,7 +110,6 @@ struct BlockSparse {
     return cursor.begin >= 0 && covering(keys, block_n).size() == 1 ? bitmask_of(cursor.end - 1) : not_found;
   }
 
-  // The result of a walk for rows and keys of one block; for those of several blocks, not_found.
   FLASHJIT_FN int look_up(Span rows, Span keys) const {
     const Span m = covering(rows, block_m), n = covering(keys, block_n);
     return m.size() == 1 && n.size() == 1 ? find(m.begin, n.begin) : not_found;

@@ -66,6 +66,7 @@ struct FormulaMask {
     return tile();
   }
   FLASHJIT_FN int found(const Cursor<Keys>&, Span) const { return not_found; }
+  FLASHJIT_FN int look_up(Span, Span) const { return not_found; }
 
   static constexpr int step = search_step;
 

@@ -49,6 +49,7 @@ struct Listed {
     return {blocks.template tile<rows, keys>(found), others.template tile<rows, keys>(not_found)};
   }
   FLASHJIT_FN int found(const Cursor<Keys>& cursor, Span keys) const { return blocks.found(cursor, keys); }
+  FLASHJIT_FN int look_up(Span rows, Span keys) const { return blocks.look_up(rows, keys); }
   template <class Axis>
   FLASHJIT_FN int previous(Axis axis, Span across, int bound, Cursor<Axis>& cursor) const {
     return blocks.previous(axis, across, bound, cursor);

@@ -31,6 +31,7 @@
 //                                        the look-up of previous() for `keys`, which whole() and tile() need
 //                                        not repeat; or not_found. `keys` holds the position that previous()
 //                                        returned last
+//   int look_up(Span rows, Span keys)    the same without a walk; not_found unless one listed block has all
 //
 // To add a mask: derive it from Interval if its hull says all, write the functor here or in a header of its
 // own, name it in the tables of codegen (codegen/README.md).
@@ -103,6 +104,7 @@ struct Interval {
     return tile();
   }
   FLASHJIT_FN int found(const Cursor<Keys>&, Span) const { return not_found; }
+  FLASHJIT_FN int look_up(Span, Span) const { return not_found; }
 
   template <class Axis>
   FLASHJIT_FN int previous(Axis axis, Span across, int bound, Cursor<Axis>&) const {
@@ -209,6 +211,10 @@ struct Both {
   FLASHJIT_FN int found(const Cursor<Keys>& cursor, Span keys) const {
     const int of_a = a.found(cursor.a, keys);
     return of_a != not_found ? of_a : b.found(cursor.b, keys);
+  }
+  FLASHJIT_FN int look_up(Span rows, Span keys) const {
+    const int of_a = a.look_up(rows, keys);
+    return of_a != not_found ? of_a : b.look_up(rows, keys);
   }
 
   template <class Axis>

@@ -79,6 +79,7 @@ struct SlidingWindowWithSinks {
     return tile();
   }
   FLASHJIT_FN int found(const Cursor<Keys>&, Span) const { return not_found; }
+  FLASHJIT_FN int look_up(Span, Span) const { return not_found; }
 
   FLASHJIT_FN int previous(Keys axis, Span rows, int bound, Cursor<Keys>&) const {
     const Span h = window.hull(axis, rows);

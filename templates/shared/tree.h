@@ -52,6 +52,7 @@ struct Tree {
     return tile();
   }
   FLASHJIT_FN int found(const Cursor<Keys>&, Span) const { return not_found; }
+  FLASHJIT_FN int look_up(Span, Span) const { return not_found; }
 
   template <class Axis>
   FLASHJIT_FN int previous(Axis axis, Span across, int bound, Cursor<Axis>&) const {

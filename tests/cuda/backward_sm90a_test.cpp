@@ -5,10 +5,13 @@
 #include <tuple>
 
 #include "codegen/families/backward_kernels.hpp"
+#include "codegen/formulas/formula_traits.hpp"
 #include "cuda/backward_sm90a.cuh"
 #include "cuda/backward_sm90a_dq.cuh"
 #include "shared/backward_cpu_params.h"
 #include "tests/cuda/emulated_backward.hpp"
+#include "tests/cuda/listed_specs.hpp"
+#include "tests/support/documents.hpp"
 #include "tools/verify/random_tensor.hpp"
 
 namespace flashjit::testing_support {
@@ -206,13 +209,52 @@ struct Sm90aKernels {
     if constexpr (requires { p.position_offsets; })
       p.position_offsets = first.params_as<device::WithOffsets<device::CpuBackwardParams>>().position_offsets;
     if constexpr (std::is_same_v<Params, LearnedParams>) {
-      const auto& checked = first.params_as<device::WithGradients<device::CpuBackwardParams>>();
-      p.formulas = checked.formulas;
-      p.gradients = checked.gradients;
+      p.formulas = first.params_as<device::WithFormulas<device::CpuBackwardParams>>().formulas;
+      if (has_gradients(given.spec))
+        p.gradients = first.params_as<device::WithGradients<device::CpuBackwardParams>>().gradients;
     }
   }
 };
-using BackwardSm90a = EmulatedBackward<Sm90aKernels>;
+class BackwardSm90a : public EmulatedBackward<Sm90aKernels> {
+ protected:
+  // Lists of the spec's own masks, against gradients by the masks alone.
+  template <class Spec, class Config>
+  void expect_listed(Case given) {
+    if (!has_turn()) return;
+    AttentionSpec spec = Spec::add_to(spec_of<Spec>(Operation::backward, {}));
+    given.spec = without_lists(spec);
+    Workload workload(host, given);
+    AttentionArgs args = workload.args();
+    const MaskTables lists = set_lists_of_masks(spec, args);
+    workload.reset();
+    given.spec = std::move(spec);
+    Sm90aKernels::launch<Spec, Config>(given, args);
+    EXPECT_TRUE(workload.check()) << "block_m " << Config::block_m;
+  }
+};
+// The backward's formulas keep what they read of a key.
+template <class Base, int block_m, int block_n>
+struct ListedDocuments : WithLists<Base, LearnedParams, block_m, block_n> {
+  static constexpr bool learns = true;
+  using Params = LearnedParams;
+  using Document = typename WithLists<Base, LearnedParams, block_m, block_n>::table_document;
+  struct SameDocument : device::Formula {
+    static constexpr bool by_key = true, loads = true;
+    template <class At>
+    static auto of_key(const At& at) {
+      return device::row_values(at.read(Document(), at.batch, at.key));
+    }
+    template <class At, class OfKey>
+    static auto value(const At& at, const OfKey& of_key) {
+      return at.read(Document(), at.batch, at.position) == of_key.a;
+    }
+  };
+  using Mask =
+      device::Intersect<device::Bounds,
+                        device::Listed<device::BlockSparse<block_m, block_n, false, true>,
+                                       device::Intersect<device::Causal<device::Align::bottom_right>,
+                                                         device::FormulaMask<SameDocument, Params>>>>;
+};
 
 // Formulas with and without derivatives, what they learn, and masks that are tested or intervals: beside the
 // heads of a group, dropout, packed sequences, block lists, and with dQ by its own kernel.
@@ -407,6 +449,17 @@ TEST_F(BackwardSm90a, MasksAndDropout) {
   test.operator()<1, Window, Padding, BlockSparse<16, 32, false>>(
       {SlidingWindowMask{}, PaddingMask{}, BlockSparseMask{16, 32}});
   test.operator()<2, device::Tree>({TreeMask{}});
+}
+// Some blocks have bitmasks, the masks test others; tiles are within a listed block or have parts of several.
+TEST_F(BackwardSm90a, ListsOfItsMasks) {
+  Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 300, .seqlen_k = 300, .seed = 21};
+  c.named = documents_of(70, 2, 300);
+  using Spec = SpecOf<Bf16, 40, 24, false>;
+  expect_listed<ListedDocuments<Spec, 128, 128>, ConfigOf<64, 2>>(c);
+  expect_listed<ListedDocuments<Spec, 128, 128>, ConfigOf<128, 2>>(c);
+  expect_listed<ListedDocuments<Spec, 64, 32>, FewKeys>(c);
+  expect_listed<ListedDocuments<Spec, 64, 16>, ConfigOf<128, 2>>(c);
+  expect_listed<ListedDocuments<Spec, 48, 80>, ConfigOf<64, 2>>(c);
 }
 // NaN and infinity reach no gradient through a pair that a mask with block lists drops, in blocks that are
 // smaller than tiles and in parts of them.

@@ -12,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "tests/support/documents.hpp"
 #include "tests/support/workload.hpp"
 #include "tools/verify/backward_oracle.hpp"
 #include "tools/verify/random_formulas.hpp"
@@ -162,17 +163,6 @@ TEST_P(BlockLists, RandomMasks) {
     if (spec.varlen) c.lengths_q = {c.seqlen_q, 3}, c.lengths_k = {c.seqlen_k, 17};
     expect(c);
   }
-}
-
-// Documents of so many keys.
-verify::NamedData documents_of(int length, int batch, int seqlen_k) {
-  verify::NamedTable table{
-      .name = "document", .dtype = DType::int32, .shape = {batch, seqlen_k}, .elements = {}};
-  std::vector<std::int32_t> ids;
-  for (int i = 0; i < batch * seqlen_k; ++i) ids.push_back((i % seqlen_k + i / seqlen_k * 7) / length);
-  table.elements.resize(ids.size() * sizeof ids[0]);
-  std::memcpy(table.elements.data(), ids.data(), table.elements.size());
-  return {.tables = {table}, .scalars = {}};
 }
 
 // A launch with lists that were made on its device computes what the masks alone say.

@@ -2,7 +2,6 @@
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
 #include "codegen/families/params_type.hpp"
-#include "codegen/families/refusals.hpp"
 #include "shared/append_params.h"
 
 namespace flashjit::append_cuda {
@@ -61,7 +60,6 @@ extern constinit const KernelFamily family = {
     .head_dim = heads_to_576,
     .dtypes = all_dtypes,
     .fields = fields,
-    .refusal = no_ds_mla_on_gpus,
     .choices = choices,
     .axes = axes,
     .preferred = preferred,

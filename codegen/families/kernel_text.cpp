@@ -207,13 +207,14 @@ std::string include_lines(const char* kernel, const AttentionSpec& spec, const c
 }
 
 const char* append_header(bool is_cpu, const AttentionSpec& spec) {
-  if (spec.kv_dtype == DType::fp8_ds_mla) return "cpu/append_ds_mla.h";  // GPUs have none
+  if (is_cpu && spec.kv_dtype == DType::fp8_ds_mla) return "cpu/append_ds_mla.h";
   if (spec.kv_dtype) return is_cpu ? "cpu/append_quantised.h" : "cuda/append_quantised.cuh";
   return is_cpu ? "cpu/append.h" : "cuda/append.cuh";
 }
 
-std::string name_of_append(const AttentionSpec& spec) {
-  return spec.kv_dtype == DType::fp8_ds_mla ? "AppendDsMla" : spec.kv_dtype ? "AppendQuantised" : "Append";
+std::string name_of_append(bool is_cpu, const AttentionSpec& spec) {
+  if (is_cpu && spec.kv_dtype == DType::fp8_ds_mla) return "AppendDsMla";
+  return spec.kv_dtype ? "AppendQuantised" : "Append";
 }
 
 void add_append_step(const AttentionSpec& spec, KernelSource& source) {
@@ -228,12 +229,9 @@ void add_append_step(const AttentionSpec& spec, KernelSource& source) {
                            .kv_scale = spec.kv_scale,
                            .rotary = spec.rotary};
   const bool is_cpu = !source.target.is_cuda();
-  const std::string kind = name_of_append(spec);
-  source.text +=
-      "\nnamespace {\n\n" +
-      spec_struct(rows,
-                  ((spec.has_kv_scales() ? kind : "Append") + (is_cpu ? "CpuSpec" : "CudaSpec")).c_str(),
-                  "AppendSpec");
+  const std::string kind = name_of_append(is_cpu, spec), defaults = kind == "AppendDsMla" ? "Append" : kind;
+  source.text += "\nnamespace {\n\n" +
+                 spec_struct(rows, (defaults + (is_cpu ? "CpuSpec" : "CudaSpec")).c_str(), "AppendSpec");
   if (is_cpu) {
     source.text += "using AppendStep = " + kind + R"(<AppendSpec, LastKeys<AppendParams>>;
 

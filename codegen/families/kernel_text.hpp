@@ -16,7 +16,7 @@ std::string include_lines(const char* kernel, const AttentionSpec& spec, const c
 const char* append_header(bool is_cpu, const AttentionSpec& spec);
 
 // The name of its struct.
-std::string name_of_append(const AttentionSpec& spec);
+std::string name_of_append(bool is_cpu, const AttentionSpec& spec);
 
 // Adds the step by which a decode appends, if the spec asks for it: its text after all others, its step
 // before them.

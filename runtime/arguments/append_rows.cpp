@@ -234,7 +234,8 @@ void plan_cuda_append(const PlannedKernel& kernel, int num_warps, const CheckedA
   auto& p = make_append_params<device::CudaAppendParams>(step, params);
   const auto threads = static_cast<std::int64_t>(num_warps) * 32;
   const device::RowItems k = items_of_k(spec), v = items_of_v(spec);
-  const device::QuantisedRows rows{spec.kv_dtype && spec.kv_scale == KvScale::token_head, k, v};
+  const device::QuantisedRows rows{
+      spec.kv_dtype && (!spec.has_kv_scales() || spec.kv_scale == KvScale::token_head), k, v};
   const std::int64_t group = device::heads_of_append_item(spec.rotary.has_value());
   const auto groups_of = [&](device::u32 heads) { return (std::int64_t{heads} + group - 1) / group; };
   std::int64_t items = groups_of(params.heads_kv) * rows.threads(k) +

@@ -1,10 +1,11 @@
 // Writes new rows of K and V into 8-bit caches, with rotary embedding of K and Q. Scales are given, or
-// computed for each token and head.
+// computed for each token and head, with fp8_ds_mla for groups of its columns.
 #pragma once
 
 #include "cuda/append.cuh"
 #include "cuda/kv_rounding.cuh"
 #include "shared/append_quantised.h"
+#include "shared/ds_mla.h"
 
 namespace flashjit::device {
 
@@ -40,6 +41,11 @@ class WidePiece {
     for (int c = 0; c < columns; ++c) x[c] = wide_[c] * by.first * by.second;
     store_rounded(to, x);
   }
+  FLASHJIT_FN void store(Element* to) const {
+    RowPiece<Element, columns> rounded;
+    rounded.set(wide_);
+    rounded.store(to);
+  }
 
  private:
   RowPiece<Element, columns> read_;
@@ -48,12 +54,16 @@ class WidePiece {
 
 // Own: parameters besides those of scales and rotary embedding.
 template <class Spec, class Config, class Own = CudaAppendParams>
-struct AppendQuantised : Append<Spec, Config, Quantised<Own>> {
-  using Base = Append<Spec, Config, Quantised<Own>>;
+struct AppendQuantised
+    : Append<Spec, Config, typename Choose<is_ds_mla<typename Spec::kv_dtype>, Own, Quantised<Own>>::type> {
+  // Whether scales are of groups of columns and lie in the rows.
+  static constexpr bool in_groups = is_ds_mla<typename Spec::kv_dtype>;
+  using Base = Append<Spec, Config, typename Choose<in_groups, Own, Quantised<Own>>::type>;
   using typename Base::Element;
   using typename Base::Params;
-  using KvElement = typename Spec::kv_dtype;
-  static constexpr bool computes_scales = Spec::kv_scale == KvScale::token_head;
+  using KvElement = typename Choose<in_groups, fp8_e4m3, typename Spec::kv_dtype>::type;
+  static constexpr bool computes_scales = in_groups || Spec::kv_scale == KvScale::token_head;
+  static constexpr int groups = in_groups ? DsMla::groups : 1;
   static constexpr QuantisedRows rows{computes_scales, Base::of_k, Base::of_v};
 
   FLASHJIT_FN static void run(const Params& p) {
@@ -111,10 +121,15 @@ struct AppendQuantised : Append<Spec, Config, Quantised<Own>> {
         if (second(j) < dim) f(b[j][i], place_of(second(j)));
       }
     }
-    FLASHJIT_FN float largest(int i) const {
+    // Of a group of columns.
+    FLASHJIT_FN float largest(int i, int group) const {
+      const auto of = [&](const Piece& piece, int column) {
+        return is_in(group, place_of(column)) ? piece.largest() : 0;
+      };
       float largest = 0;  // pieces that do not exist are zeros
 #pragma unroll
-      for (int j = 0; j < count; ++j) largest = fmaxf(largest, fmaxf(a[j][i].largest(), b[j][i].largest()));
+      for (int j = 0; j < count; ++j)
+        largest = fmaxf(largest, fmaxf(of(a[j][i], first(j)), of(b[j][i], second(j))));
       return largest;
     }
     FLASHJIT_FN void widen() {
@@ -133,17 +148,19 @@ struct AppendQuantised : Append<Spec, Config, Quantised<Own>> {
   FLASHJIT_FN static void write_rows(Token at, u32 thread) {
     using Mine = Pieces<is_k>;
     const TensorView &from = is_k ? at.p.k_new : at.p.v_new, &to = is_k ? at.p.k : at.p.v;
-    const KvScales& scales = is_k ? at.p.k_scale : at.p.v_scale;
     const u32 head = thread / Mine::threads * Mine::heads;
     Mine pieces(static_cast<int>(thread % Mine::threads));
-    float scale[Mine::heads] = {};
+    float scale[Mine::heads][groups] = {};
 #pragma unroll
     for (int i = 0; i < Mine::heads; ++i) {
       if (head + i >= at.p.heads_kv) continue;
       const Element* const row =
           static_cast<const Element*>(from.data) + from.offset(at.place.entry, at.place.row, head + i);
       pieces.for_each(i, [&](typename Mine::Piece& piece, int place) { piece.load_lasting(row + place); });
-      if constexpr (!computes_scales) scale[i] = ld_global_nc(scales.data + (head + i) * scales.head_stride);
+      if constexpr (!computes_scales) {
+        const KvScales& scales = scales_of<is_k>(at.p);
+        scale[i][0] = ld_global_nc(scales.data + (head + i) * scales.head_stride);
+      }
     }
     const i64 given = Base::given_position(at);
     find_in_cache<Spec::varlen>(at.p, at.index, at.place);
@@ -158,20 +175,58 @@ struct AppendQuantised : Append<Spec, Config, Quantised<Own>> {
     if constexpr (computes_scales)
 #pragma unroll
       for (int i = 0; i < Mine::heads; ++i)
-        scale[i] = scale_of_row<KvElement>(largest_of_row(pieces.largest(i)));
+#pragma unroll
+        for (int group = 0; group < groups; ++group)
+          scale[i][group] = scale_of_row<KvElement>(largest_of_row(pieces.largest(i, group)));
     if (!is_in_cache(at.p, at.place)) return;
 #pragma unroll
     for (int i = 0; i < Mine::heads; ++i) {
       if (head + i >= at.p.heads_kv) continue;
-      if (computes_scales && pieces.thread == 0)
-        st_global(const_cast<float*>(scales.data) + at.place.page * scales.batch_stride +
-                      at.place.page_row * scales.row_stride + (head + i) * scales.head_stride,
-                  __float_as_uint(scale[i]));
-      const ScaleFactors by(scale[i], [](float x) { return rcp_approx(x); });
-      KvElement* const row =
-          static_cast<KvElement*>(to.data) + to.offset(at.place.page, at.place.page_row, head + i);
-      pieces.for_each(i, [&](const typename Mine::Piece& piece, int place) { piece.store(row + place, by); });
+      const i64 place = to.offset(at.place.page, at.place.page_row, head + i);
+      if constexpr (in_groups) {
+        store_in_groups(pieces, i, static_cast<unsigned char*>(to.data) + place, scale[i]);
+      } else {
+        if (computes_scales && pieces.thread == 0) {
+          const KvScales& scales = scales_of<is_k>(at.p);
+          st_global(const_cast<float*>(scales.data) + at.place.page * scales.batch_stride +
+                        at.place.page_row * scales.row_stride + (head + i) * scales.head_stride,
+                    __float_as_uint(scale[i][0]));
+        }
+        const ScaleFactors by = factors_of(scale[i][0]);
+        pieces.for_each(i, [&](const typename Mine::Piece& piece, int column) {
+          piece.store(static_cast<KvElement*>(to.data) + place + column, by);
+        });
+      }
     }
+  }
+  // Of the i-th head, whose row begins at `row`.
+  template <class Mine>
+  FLASHJIT_FN static void store_in_groups(Mine& pieces, int i, unsigned char* row,
+                                          const float (&scale)[groups]) {
+    if (pieces.thread == 0)
+#pragma unroll
+      for (int group = 0; group < groups; ++group)
+        st_global(row + DsMla::scales + group * 4, __float_as_uint(scale[group]));
+    pieces.for_each(i, [&](const typename Mine::Piece& piece, int column) {
+      if (column >= DsMla::columns)
+        return piece.store(reinterpret_cast<Element*>(row + DsMla::rotary) + column - DsMla::columns);
+      float own = scale[0];
+#pragma unroll
+      for (int group = 1; group < groups; ++group)
+        if (is_in(group, column)) own = scale[group];
+      piece.store(reinterpret_cast<KvElement*>(row) + column, factors_of(own));
+    });
+  }
+
+  FLASHJIT_FN static ScaleFactors factors_of(float scale) {
+    return ScaleFactors(scale, [](float x) { return rcp_approx(x); });
+  }
+  FLASHJIT_FN static bool is_in(int group, int column) {
+    return !in_groups || column / DsMla::group == group;
+  }
+  template <bool is_k>
+  FLASHJIT_FN static const KvScales& scales_of(const Params& p) {
+    return is_k ? p.k_scale : p.v_scale;
   }
 
   // Of the threads that have the row. All of them come here.

@@ -24,4 +24,11 @@ inline constexpr bool is_quantised<fp8_e4m3> = true;
 template <>
 inline constexpr bool is_quantised<fp8_e5m2> = true;
 
+// A byte of a key that holds its scales (ds_mla.h).
+struct fp8_ds_mla;
+template <class T>
+inline constexpr bool is_ds_mla = false;
+template <>
+inline constexpr bool is_ds_mla<fp8_ds_mla> = true;
+
 }  // namespace flashjit::device

@@ -66,7 +66,7 @@ class AppendOnGpu : public EmulatorTest {
     constexpr bool quantises = requires { typename Spec::kv_dtype; };
     if constexpr (quantises) {
       c.kv_dtype = dtype_of<typename Spec::kv_dtype>;
-      c.kv_scale = static_cast<KvScale>(Spec::kv_scale);
+      if (!device::is_ds_mla<typename Spec::kv_dtype>) c.kv_scale = static_cast<KvScale>(Spec::kv_scale);
     }
     AppendProblem problem(host, c);
     const KernelConfig config{.num_warps = num_warps};
@@ -210,6 +210,21 @@ TEST_F(AppendOnGpu, QuantisedHardRowsAndPlaces) {
   expect<Storing<SpecOf<Bf16, 64, 64>, fp8_e5m2, KvScale::token_head>, 4>(c);
   expect<Storing<SpecOf<Bf16, 64, 64>, int8, KvScale::head>, 4>(c);
   expect<Storing<SpecOf<Bf16, 64, 64>, fp8_e4m3, KvScale::head>, 4>(c);
+}
+
+// A scale of each 128 columns; rotated columns that are stored in 8 bits, too.
+TEST_F(AppendOnGpu, KeysOfDsMla) {
+  using enum RotaryStyle;
+  using Latent = ValuesInKeys<SpecOf<Bf16, 576, 512>>;
+  const auto storing = []<class Spec>(Spec) { return Storing<Spec, device::fp8_ds_mla, KvScale::tensor>{}; };
+  AppendCase c{.seqlen = 4, .heads_kv = 1, .heads_q = 5, .page_size = 64, .in_place = true};
+  expect<decltype(storing(From<Rotating<Latent, half, 0, true>, 512>{})), 4>(c);
+  expect<decltype(storing(From<Rotating<Latent, interleaved, 40, true>, 104>{})), 2>(c);
+  expect<decltype(storing(Rotating<Latent, half, 64, true, float>{})), 8>(c);
+  c.in_place = false;
+  c.hard_rows = true;
+  c.heads_kv = 2;
+  expect<decltype(storing(Latent{})), 4>(c);
 }
 
 // The arithmetic of GPUs without instructions for 8-bit floats: every pair of neighbours of them, and what

@@ -29,6 +29,7 @@ constexpr DType dtype_of = std::is_same_v<Element, Bf16>               ? DType::
                            : std::is_same_v<Element, device::int8>     ? DType::int8
                            : std::is_same_v<Element, device::fp8_e4m3> ? DType::fp8_e4m3
                            : std::is_same_v<Element, device::fp8_e5m2> ? DType::fp8_e5m2
+                           : device::is_ds_mla<Element>                ? DType::fp8_ds_mla
                                                                        : DType::fp32;
 // Nothing for void.
 template <class Element>

@@ -15,22 +15,32 @@ inline bool has_wide_heads(const AttentionSpec& spec) {
   return std::max(spec.head_dim, spec.head_dim_v) > 256;
 }
 
+// 8-bit latent caches whose keys sm_90a's kernel of the forward converts. It copies rows of a multiple of 16
+// bytes. With scales of each key a tile would have to hold values times scales, and keys without.
+inline bool converts_latents(const AttentionSpec& spec) {
+  return spec.kv_dtype && spec.paged && spec.v_in_k && has_wide_heads(spec) &&
+         spec.key_elements() % 16 == 0 && spec.kv_scale != KvScale::token_head;
+}
+
 // Whether sm_90a's kernel of the forward computes the decode: why not, else empty. Its varlen packs K and V,
 // too, if they have no pages.
 inline const char* why_no_forward(const AttentionSpec& spec) {
   if (spec.batch_invariant)
     return "batch_invariant has parts of keys at fixed places, and the forward's kernel none";
-  if (spec.kv_dtype) return "the forward's kernel reads keys and values of the spec's dtype only";
+  if (spec.kv_dtype && !converts_latents(spec))
+    return "the forward's kernel reads keys and values of the spec's dtype only";
   if (spec.varlen && !spec.paged) return "the forward's kernel takes packed rows only with a paged cache";
   return "";
 }
 
-// Whether the config is one of the forward's kernel: of wide heads all are that it computes, of others those
-// whose block_n says so. Such a kernel computes tiles of 64 rows and more by wgmma. The kernel of decode
-// itself has blocks of 16 or 32 keys.
+// Whether the config is one of the forward's kernel: of wide heads all are that it computes, but for 8-bit
+// keys that both kernels compute: there block_m says so. Of others it is those whose block_n says so. Such a
+// kernel computes tiles of 64 rows and more by wgmma. The kernel of decode itself has blocks of 16 or 32
+// keys.
 inline bool decodes_by_forward(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   if (!target.has(Instructions::wgmma)) return false;
-  return has_wide_heads(spec) ? *why_no_forward(spec) == 0 : config.block_n > 32;
+  if (!has_wide_heads(spec)) return config.block_n > 32;
+  return *why_no_forward(spec) == 0 && (!spec.has_kv_scales() || config.block_m >= 64);
 }
 
 inline device::LayoutKeys decode_keys(const AttentionSpec& spec) {

@@ -49,6 +49,7 @@ int least_stages(const AttentionSpec& spec) {
 
 device::Converts converts(const AttentionSpec& spec) {
   if (!spec.kv_dtype) return device::Converts::nothing;
+  if (!spec.has_kv_scales()) return device::Converts::ds_mla;
   return spec.kv_scale == KvScale::token_head ? device::Converts::scaled_rows : device::Converts::numbers;
 }
 
@@ -144,7 +145,8 @@ int registers_for_roles(const AttentionSpec& spec, const KernelConfig& config) {
   // Scales of rows take more, for which three consumers have none. Keys of wide heads are divided by their
   // lengths, which the group looks up, too.
   const bool scales = converts(spec) == device::Converts::scaled_rows;
-  const int for_keys = spec.kv_dtype                             ? (two && (scales || sorts) ? 24 : 16)
+  const int for_keys = converts_latents(spec)                    ? 32
+                       : spec.kv_dtype                           ? (two && (scales || sorts) ? 24 : 16)
                        : !spec.paged                             ? 0
                        : !two || spec.dropout                    ? 8
                        : looks_up(spec) || divides_columns(spec) ? 24
@@ -390,10 +392,13 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
 }
 
 std::string refusal(const AttentionSpec& spec) {
-  if (spec.v_in_k && spec.kv_dtype)
-    return "8-bit keys with v_in_k are not supported by a forward on sm_90a; a decode, or keys of the spec's "
-           "dtype, would work there, and 8-bit ones on CPUs";
-  if (!has_wide_heads(spec) || !spec.kv_dtype) return {};
+  if (!spec.kv_dtype || converts_latents(spec)) return {};
+  if (spec.v_in_k)
+    return "8-bit keys with v_in_k are not supported by a forward on sm_90a with kv_scale token_head or "
+           "heads of "
+           "256 columns or less; a decode, or keys of the spec's dtype, would work there, and 8-bit ones on "
+           "CPUs";
+  if (!has_wide_heads(spec)) return {};
   return "8-bit keys beside a head_dim or head_dim_v of more than 256 are not supported on sm_90a; keys and "
          "values of the spec's dtype would work there, and 8-bit ones on CPUs";
 }
@@ -420,15 +425,16 @@ extern "C" __global__ void __launch_bounds__(forward_merge_threads)
 
 void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
-  source.text +=
-      include_lines("cuda/forward_sm90a.cuh", spec,
-                    spec.kv_dtype ? "cuda/forward_sm90a_quantised.cuh" : "cuda/forward_sm90a_pages.cuh") +
-      "#pragma nv_hdrstop\n\n" +
-      structs(spec, "ForwardSm90aSpec", params_of_step(spec).text, wgmma_products(spec, config), choices,
-              config,
-              "WgmmaProducts;\n  static constexpr int given_registers = " +
-                  std::to_string(given_registers(spec, config))) +
-      function_text(spec);
+  source.text += include_lines("cuda/forward_sm90a.cuh", spec,
+                               converts_latents(spec) ? "cuda/forward_sm90a_latents.cuh"
+                               : spec.kv_dtype        ? "cuda/forward_sm90a_quantised.cuh"
+                                                      : "cuda/forward_sm90a_pages.cuh") +
+                 "#pragma nv_hdrstop\n\n" +
+                 structs(spec, "ForwardSm90aSpec", params_of_step(spec).text, wgmma_products(spec, config),
+                         choices, config,
+                         "WgmmaProducts;\n  static constexpr int given_registers = " +
+                             std::to_string(given_registers(spec, config))) +
+                 function_text(spec);
   source.steps.push_back({.function = "flashjit_forward",
                           .threads = config.num_warps * 32,
                           .shared_memory = shared_memory(spec, config),

@@ -39,9 +39,10 @@ std::string wrong(const char* choice, int value, const std::string& rule) {
   return std::string(choice) + " " + std::to_string(value) + " " + rule;
 }
 
-std::string no_ds_mla_on_gpus(const AttentionSpec& spec) {
+std::string no_ds_mla_by_mma(const AttentionSpec& spec) {
   if (spec.kv_dtype != DType::fp8_ds_mla) return {};
-  return "kv_dtype fp8_ds_mla has kernels on CPUs only; kv_dtype fp8_e4m3 would work";
+  return "kv_dtype fp8_ds_mla has decode kernels on CPUs and, with pages and without batch_invariant, on "
+         "sm_90a; kv_dtype fp8_e4m3 would work";
 }
 
 std::string too_much_shared_memory(const KernelConfig& config, std::initializer_list<const char*> choices,

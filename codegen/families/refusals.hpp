@@ -13,8 +13,8 @@ namespace flashjit {
 // "num_warps 3 is not 4 or 8"
 std::string wrong(const char* choice, int value, const std::string& rule);
 
-// Caches of fp8_ds_mla, for families of GPUs.
-std::string no_ds_mla_on_gpus(const AttentionSpec& spec);
+// Caches of fp8_ds_mla, for families of GPUs that have no kernel for them.
+std::string no_ds_mla_by_mma(const AttentionSpec& spec);
 
 // A block's shared memory: empty if the bytes fit, else the choices and why they do not.
 std::string too_much_shared_memory(const KernelConfig& config, std::initializer_list<const char*> choices,

@@ -80,7 +80,7 @@ std::string wgmma_products(const AttentionSpec& spec, const KernelConfig& config
   const bool scaled_rows = spec.kv_scale == KvScale::token_head;
   const char* const type = spec.dtype == DType::bf16 ? "bf16" : "f16";
   const Product qk{.name = "qk",
-                   .type = spec.kv_dtype ? "f16" : type,
+                   .type = spec.has_kv_scales() ? "f16" : type,
                    .n = config.block_n,
                    .steps = layout.qk_steps,
                    .a_in_registers = config.q_in_registers,
@@ -88,7 +88,7 @@ std::string wgmma_products(const AttentionSpec& spec, const KernelConfig& config
                    .accumulates = false};
   const auto pv = [&](const char* name, int columns) {
     return Product{.name = name,
-                   .type = spec.kv_dtype && !scaled_rows ? "f16" : type,
+                   .type = spec.has_kv_scales() && !scaled_rows ? "f16" : type,
                    .n = columns,
                    .steps = layout.pv_steps,
                    .a_in_registers = true,

@@ -1,5 +1,6 @@
 #include "runtime/cuda/tensor_maps.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -16,7 +17,7 @@ namespace {
 static_assert(sizeof(device::TensorMap) == sizeof(CUtensorMap) &&
               alignof(device::TensorMap) == alignof(CUtensorMap));
 
-// element_bytes, box_columns: 2 and a panel, but for 8-bit keys and values.
+// element_bytes, box_columns: 2 and a panel, but for 8-bit keys and values. Strides are in elements.
 TensorMapShape shape_of(const device::TensorView& tensor, int batch, int heads, int rows, int dim,
                         int box_rows, int element_bytes = 2, int box_columns = device::Sm90aLayout::panel) {
   using Size = unsigned long long;
@@ -42,9 +43,10 @@ class Encoder {
     make(name, tensor, shape, type_, CU_TENSOR_MAP_SWIZZLE_128B, map);
   }
   // 8-bit elements, whose rows lie in shared memory as they do in the tensor.
-  void stored(const char* name, const device::TensorView& tensor, const TensorMapShape& shape,
+  void stored(const char* name, const device::TensorView& tensor, const TensorMapShape& shape, int bytes,
               device::TensorMap& map) const {
-    make(name, tensor, shape, CU_TENSOR_MAP_DATA_TYPE_UINT8, CU_TENSOR_MAP_SWIZZLE_NONE, map);
+    make(name, tensor, shape, bytes == 4 ? CU_TENSOR_MAP_DATA_TYPE_UINT32 : CU_TENSOR_MAP_DATA_TYPE_UINT8,
+         CU_TENSOR_MAP_SWIZZLE_NONE, map);
   }
 
  private:
@@ -74,6 +76,10 @@ class Encoder {
 
 }  // namespace
 
+int stored_element_bytes(const AttentionSpec& spec) {
+  return device::Sm90aLayout::stored_row(std::max(spec.key_elements(), spec.head_dim_v)) > 256 ? 4 : 1;
+}
+
 TensorMapShapes tensor_map_shapes(const AttentionSpec& spec, const KernelConfig& config,
                                   const device::Sm90aForwardParams& p) {
   const int batch = spec.varlen ? 1 : p.batch;
@@ -82,8 +88,11 @@ TensorMapShapes tensor_map_shapes(const AttentionSpec& spec, const KernelConfig&
   if (spec.gathered) rows_k -= device::gathered_keys(p).pad + device::gathered_keys(p).keys;
   const auto keys = [&](const device::TensorView& tensor, int dim) {
     if (!spec.kv_dtype) return shape_of(tensor, batch_k, p.num_heads_kv, rows_k, dim, box_k);
-    return shape_of(tensor, batch_k, p.num_heads_kv, rows_k, dim, box_k, 1,
-                    device::Sm90aLayout::stored_row(dim));
+    TensorMapShape shape = shape_of(tensor, batch_k, p.num_heads_kv, rows_k, dim, box_k, 1,
+                                    spec.has_kv_scales() ? device::Sm90aLayout::stored_row(dim) : dim);
+    shape.sizes[0] /= static_cast<unsigned>(stored_element_bytes(spec));
+    shape.box[0] /= static_cast<unsigned>(stored_element_bytes(spec));
+    return shape;
   };
   if (spec.paged) {
     const auto& paged = device::with_pages(p);
@@ -92,7 +101,7 @@ TensorMapShapes tensor_map_shapes(const AttentionSpec& spec, const KernelConfig&
     box_k = paged.box_keys;
   }
   TensorMapShapes shapes{shape_of(p.q, batch, p.num_heads_q, rows_q, spec.head_dim, config.block_m),
-                         keys(p.k, spec.head_dim), keys(p.v, spec.head_dim_v)};
+                         keys(p.k, spec.key_elements()), keys(p.v, spec.head_dim_v)};
   if (config.pack_gqa) {
     std::swap(shapes.q.sizes[1], shapes.q.sizes[2]);
     std::swap(shapes.q.strides[0], shapes.q.strides[1]);
@@ -113,8 +122,8 @@ void encode_tensor_maps(const AttentionSpec& spec, const KernelConfig& config,
     return;
   }
   if (spec.kv_dtype) {
-    encode.stored("k", p.k, shapes.k, maps.k);
-    encode.stored("v", p.v, shapes.v, maps.v);
+    encode.stored("k", p.k, shapes.k, stored_element_bytes(spec), maps.k);
+    encode.stored("v", p.v, shapes.v, stored_element_bytes(spec), maps.v);
     return;
   }
   encode("k", p.k, shapes.k, maps.k);

@@ -29,6 +29,9 @@ struct TensorMapShapes {
 TensorMapShapes tensor_map_shapes(const AttentionSpec& spec, const KernelConfig& config,
                                   const device::Sm90aForwardParams& params);
 
+// Of elements in maps of 8-bit keys and values, whose rows come in one box: it has 256 elements at most.
+int stored_element_bytes(const AttentionSpec& spec);
+
 // Encodes the maps; a context must be current. Elements past a tensor's end read as
 // zeros. Throws invalid_argument for strides that the copy engine does not take.
 void encode_tensor_maps(const AttentionSpec& spec, const KernelConfig& config,

@@ -76,6 +76,9 @@ struct Forward {
     p.pages = pages;
     p.box_keys = std::gcd(pages.page_size, kernel.config.block_n);
     p.copying_warps = std::min(4, kernel.config.block_n / p.box_keys);
+    if (kernel.spec.kv_dtype == DType::fp8_ds_mla && p.box_keys % 8 != 0)
+      refuse_argument("page_size is ", pages.page_size,
+                      ": sm_90a's copy engine takes pages of a multiple of 8 keys of fp8_ds_mla");
     return p;
   }
 

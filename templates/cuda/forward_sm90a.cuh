@@ -126,7 +126,7 @@ struct ForwardSm90a {
   // Outputs are multiplied with this beside their normalizers.
   static FLASHJIT_FN float output_factor(const Sm90aForwardParams& p, [[maybe_unused]] int head_kv) {
     float factor = Spec::dropout ? p.dropout.scale : 1;
-    if constexpr (converts) factor *= Sm90aScoreScales<ForwardSm90a>::of_outputs(p, head_kv);
+    if constexpr (Shared::has_kv_scales) factor *= Sm90aScoreScales<ForwardSm90a>::of_outputs(p, head_kv);
     return factor;
   }
 

@@ -21,7 +21,10 @@ class HandedWeights {
   static constexpr int first_barrier = 8;
 
  public:
-  FLASHJIT_FN HandedWeights(u32 buffer, int warp) : buffer_(buffer + threadIdx.x % 128 * 16), warp_(warp) {}
+  FLASHJIT_FN HandedWeights(u32 buffer, int warp)
+      : buffer_(buffer + threadIdx.x % 128 * 16),
+        message_(buffer + steps * 2048 + threadIdx.x % 128 / 4 * 16),
+        warp_(warp) {}
 
   // The taker says that the buffer is empty; at the end the giver waits for the last such word.
   FLASHJIT_FN void begin() const { bar_arrive(empty(), 64); }
@@ -47,7 +50,7 @@ class HandedWeights {
 #pragma unroll
     for (int i = 0; i < steps; ++i) ld_shared_v4(weights[i], buffer_ + i * 2048);
     u32 x[4];
-    ld_shared_v4(x, buffer_ + steps * 2048);
+    ld_shared_v4(x, message_);
     bar_arrive(empty(), 64);
     factor[0] = __uint_as_float(x[0]), factor[1] = __uint_as_float(x[1]);
     return {__shfl_sync(0xffffffff, x[2], 0)};  // so that the compiler knows that lanes agree
@@ -57,11 +60,11 @@ class HandedWeights {
   FLASHJIT_FN int full() const { return first_barrier + warp_; }
   FLASHJIT_FN int empty() const { return first_barrier + 4 + warp_; }
   FLASHJIT_FN void message(float a, float b, u32 word) const {
-    st_shared_v4(buffer_ + steps * 2048, __float_as_uint(a), __float_as_uint(b), word, 0);
+    st_shared_v4(message_, __float_as_uint(a), __float_as_uint(b), word, 0);
     bar_arrive(full(), 64);
   }
 
-  u32 buffer_;
+  u32 buffer_, message_;  // of the thread; the latter of its rows
   int warp_;
 };
 

@@ -46,7 +46,7 @@ class Sm90aConsumer {
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
   static constexpr bool q_in_registers = Config::q_in_registers, ping_pong = Config::ping_pong;
   static constexpr int consumers = Kernel::consumers, column_groups = Kernel::column_groups;
-  static constexpr bool converts = Kernel::converts;
+  static constexpr bool has_kv_scales = Shared::has_kv_scales;
   static constexpr bool fixed_parts = Kernel::fixed_parts;
   static constexpr int walked_rows = Config::pack_gqa ? unknown_size : block_m;
 
@@ -70,8 +70,8 @@ class Sm90aConsumer {
       first_column;
   static constexpr int first_panel = first_column / Sm90aLayout::panel;
   static constexpr int panels = ceil_div(columns, Sm90aLayout::panel);
-  // With 8-bit keys.
-  using ScoreScales = typename Choose<converts, Sm90aScoreScales<Kernel>, Nothing>::type;
+  // With 8-bit keys whose scales are arguments.
+  using ScoreScales = typename Choose<has_kv_scales, Sm90aScoreScales<Kernel>, Nothing>::type;
   // Marks that no V stage is pending and that the first block extends past the sequence's end.
   static constexpr int ends_within = -1;
 
@@ -180,7 +180,7 @@ class Sm90aConsumer {
  private:
   // Computes a tile or a part of one, but for the end of its last product.
   FLASHJIT_FN void attend(const Work& work, const Announcement& announced) {
-    if constexpr (converts) take_scales(work.problem.head_kv);
+    if constexpr (has_kv_scales) take_scales(work.problem.head_kv);
     const Mask mask(p_, work.problem);
     Blocks blocks(p_, shared_, mask, work, announced);
     Block block;
@@ -309,7 +309,7 @@ class Sm90aConsumer {
     __syncwarp();  // all lanes have read it before lane 0 releases it
     return announced;
   }
-  // With 8-bit keys. Also makes Q ready for their products.
+  // With such scales. Also makes Q ready for the products.
   FLASHJIT_FN void take_scales(int head_kv) {
     score_scales_.take(p_, head_kv, shared_.q() + first_row() * 128, lane_);
     fence_proxy_async();
@@ -334,7 +334,7 @@ class Sm90aConsumer {
       mbarrier_wait(shared_.v_full(ring.stage), ring.parity);
     else if constexpr (column_group > 0)  // group 0 has waited for K
       mbarrier_wait(shared_.k_full(ring.stage), ring.parity);
-    if ((Spec::varlen || Mask::padding || (Spec::paged && !converts)) && v_stage == ends_within)
+    if ((Spec::varlen || Mask::padding || (Spec::paged && !Kernel::converts)) && v_stage == ends_within)
       zero_past_the_end(ring.stage, work.problem.seqlen_k);
   }
 
@@ -410,7 +410,7 @@ class Sm90aConsumer {
     const auto of_rows = this->of_rows(score, rows, heads);
     wgmma_wait_group<1>();
     release_k(ring_.stage);
-    if constexpr (converts) score_scales_.apply(scores_, shared_, ring_, lane_);
+    if constexpr (has_kv_scales) score_scales_.apply(scores_, shared_, ring_, lane_);
     bool rescale = false;
     if (!weigh_near_zero(score, block, rescale)) {
       const auto exponents = change(score, tilts, of_rows, rows, heads, block.index * block_n);
@@ -481,7 +481,7 @@ class Sm90aConsumer {
       return score.template tilt<block_n>(scores_, tilts, rows, heads, first_key, lane_);
     } else {
       score.template modify<block_n>(scores_, of_rows, rows, heads, first_key, lane_);
-      if constexpr (converts && !Score::changes)
+      if constexpr (has_kv_scales && !Score::changes)
         return score_scales_.exponents();
       else
         return Unshifted{};

@@ -164,12 +164,13 @@ class Sm90aQuantisedPages {
   }
 
   FLASHJIT_FN void load_k(const Ring& ring, int index, const PassedBlock& message) {
-    copy<Spec::head_dim>(maps_.k, with_kv_scales(with_pages(p_)).k_scale, index,
-                         {StoredBlock::keys, ring.stage, static_cast<int>(ring.parity), block_n, message});
+    copy<false>(maps_.k, index,
+                {StoredBlock::keys, ring.stage, static_cast<int>(ring.parity),
+                 Spec::v_in_k ? seqlen_k_ - index * block_n : block_n, message});
   }
   FLASHJIT_FN void load_v(const Ring& ring, int index) {
-    copy<Spec::head_dim_v>(
-        maps_.v, with_kv_scales(with_pages(p_)).v_scale, index,
+    copy<true>(
+        maps_.v, index,
         {StoredBlock::values, ring.stage, static_cast<int>(ring.parity), seqlen_k_ - index * block_n, {}});
   }
   FLASHJIT_FN void end() {
@@ -187,35 +188,42 @@ class Sm90aQuantisedPages {
     block.send(shared_.stored_block(slots_.stage));
     mbarrier_arrive_expect_tx(shared_.stored_full(slots_.stage), bytes);
   }
-  template <int columns>
-  FLASHJIT_FN void copy(const TensorMap& map, const KvScales& scales, int index, const StoredBlock& block) {
-    constexpr int row_bytes = Sm90aLayout::stored_row(columns);
+  template <bool values>
+  FLASHJIT_FN void copy(const TensorMap& map, int index, const StoredBlock& block) {
+    constexpr int row_bytes = values ? Sm90aLayout::stored_row(Spec::head_dim_v) : layout.stored_k_row;
     const int slot = slots_.stage;
     const Found found = pages_.find(index);
-    const ScalePlaces places(*this, scales, index);
+    const ScalePlaces<values> places(*this, index);
     wait_for_slot();
     send(block, block_n * row_bytes);
     pages_.copy(shared_.stored(slot), map, shared_.stored_full(slot), 1, index, found, row_bytes);
     if constexpr (own_scales) {
-      places.copy(shared_.stored_scales(slot), scales);
+      places.copy(shared_.stored_scales(slot), scales<values>());
       cp_async_mbarrier_arrive_noinc(shared_.stored_full(slot));
     }
     slots_.advance();
   }
 
+  template <bool values>
+  FLASHJIT_FN const KvScales& scales() const {
+    return values ? with_kv_scales(with_pages(p_)).v_scale : with_kv_scales(with_pages(p_)).k_scale;
+  }
+
   // Where the scales of a lane's rows lie.
+  template <bool values>
   struct ScalePlaces {
     static constexpr int rows = own_scales ? ceil_div(block_n, 32) : 0;
     const float* place[max(rows, 1)];  // null: the row is not to be read
-    FLASHJIT_FN ScalePlaces([[maybe_unused]] const Sm90aQuantisedPages& of,
-                            [[maybe_unused]] const KvScales& scales, [[maybe_unused]] int index) {
-      if constexpr (own_scales)
+    FLASHJIT_FN ScalePlaces([[maybe_unused]] const Sm90aQuantisedPages& of, [[maybe_unused]] int index) {
+      if constexpr (own_scales) {
+        const KvScales& scales = of.scales<values>();
 #pragma unroll
         for (int i = 0; i < rows; ++i) {
           const Found found = of.pages_.place(index * block_n + static_cast<int>(threadIdx.x) + 32 * i);
           place[i] =
               found.page < 0 ? nullptr : scales.data + scales.offset(found.page, found.row, of.pages_.head());
         }
+      }
     }
     FLASHJIT_FN void copy(u32 to, const KvScales& scales) const {
       const int lane = static_cast<int>(threadIdx.x);
@@ -233,6 +241,9 @@ class Sm90aQuantisedPages {
   Sm90aRing<layout.stored_slots> slots_;
   int seqlen_k_ = 0;
 };
+
+template <class Kernel>
+class Sm90aLatents;  // cuda/forward_sm90a_latents.cuh
 
 // The producer's other warps.
 template <class Kernel>
@@ -262,13 +273,12 @@ class Sm90aConverter {
       mbarrier_wait(shared_.stored_full(slot), slots.parity);
       const StoredBlock block = StoredBlock::receive(shared_.stored_block(slot));
       if (block.kind == StoredBlock::end) return;
-      const bool values = block.kind == StoredBlock::values;
+      const bool values = !Spec::v_in_k && block.kind == StoredBlock::values;
       mbarrier_wait(values ? shared_.v_empty(block.stage) : shared_.k_empty(block.stage), block.parity ^ 1);
       if (values) {
-        convert_rows<Spec::head_dim_v, true>(slot, shared_.v(block.stage));
-        if (block.seqlen < block_n) zero_rows_from(block.seqlen, shared_.v(block.stage));
+        convert_v(slot, block);
       } else {
-        convert_rows<Spec::head_dim, false>(slot, shared_.k(block.stage));
+        convert_k(slot, block);
         if constexpr (own_scales)
           for (u32 i = thread(); i < block_n; i += threads)
             st_shared(shared_.k_scales({block.stage, static_cast<u32>(block.parity)}) + i * 4,
@@ -288,6 +298,19 @@ class Sm90aConverter {
  private:
   static constexpr u32 threads = warps * 32;
   FLASHJIT_FN static u32 thread() { return threadIdx.x - 32; }
+
+  FLASHJIT_FN void convert_k(int slot, const StoredBlock& block) const {
+    if constexpr (Spec::v_in_k)
+      Sm90aLatents<Kernel>(shared_).convert(slot, shared_.k(block.stage), block.seqlen);
+    else
+      convert_rows<Spec::head_dim, false>(slot, shared_.k(block.stage));
+  }
+  FLASHJIT_FN void convert_v(int slot, const StoredBlock& block) const {
+    if constexpr (!Spec::v_in_k) {
+      convert_rows<Spec::head_dim_v, true>(slot, shared_.v(block.stage));
+      if (block.seqlen < block_n) zero_rows_from(block.seqlen, shared_.v(block.stage));
+    }
+  }
 
   // Warps take 16 rows in turn. A lane converts 16 columns of some of them: two chunks of 16 bytes, in a
   // panel whose rows are swizzled. All its addresses differ by constants.

@@ -62,13 +62,16 @@ static_assert(sizeof(Announcement) == Sm90aLayout::announcement_bytes);
 template <class Spec, class Config>
 struct Sm90aShared {
   static constexpr int stages = Config::num_stages;
-  static constexpr Converts converts = !is_quantised<typename Spec::kv_dtype>  ? Converts::nothing
-                                       : Spec::kv_scale == KvScale::token_head ? Converts::scaled_rows
-                                                                               : Converts::numbers;
+  static constexpr Converts converts = is_ds_mla<typename Spec::kv_dtype>       ? Converts::ds_mla
+                                       : !is_quantised<typename Spec::kv_dtype> ? Converts::nothing
+                                       : Spec::kv_scale == KvScale::token_head  ? Converts::scaled_rows
+                                                                                : Converts::numbers;
+  // Whether the kernel has arguments of scales.
+  static constexpr bool has_kv_scales = converts == Converts::numbers || converts == Converts::scaled_rows;
   // The types of the two products. 8-bit numbers become fp16 in a quarter of the instructions that bf16
   // takes. Values times a scale of their own may leave fp16's range.
   using Element = typename Spec::Element;
-  using QkElement = typename Choose<converts == Converts::nothing, Element, fp16>::type;
+  using QkElement = typename Choose<has_kv_scales, fp16, Element>::type;
   using PvElement = typename Choose<converts == Converts::numbers, fp16, Element>::type;
   static constexpr Sm90aLayout layout{Spec::head_dim, Spec::head_dim_v, Config::block_m, Config::block_n,
                                       stages,         Spec::dropout,    converts,        Spec::v_in_k};

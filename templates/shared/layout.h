@@ -35,8 +35,9 @@ FLASHJIT_FN constexpr int cuda_forward_accumulators(int head_dim_v, int block_m,
   return block_m * (block_n + head_dim_v) / (num_warps * 32);
 }
 
-// Whether K and V are 8-bit and converted in a kernel; whether scales of each of their rows come with them.
-enum class Converts : int { nothing, numbers, scaled_rows };
+// Whether K and V are 8-bit and converted in a kernel; whether scales of each of their rows come with them,
+// or lie in the rows (ds_mla.h).
+enum class Converts : int { nothing, numbers, scaled_rows, ds_mla };
 
 // The sm_90a forward's layout of shared memory: offsets in bytes from a start that is aligned to 1024.
 struct Sm90aLayout {
@@ -53,16 +54,18 @@ struct Sm90aLayout {
   }
 
   // 8-bit K and V as they arrive: bytes of a row, so many that any number of rows begins at a multiple of
-  // 128, as the copy engine wants it.
+  // 128, as the copy engine wants it. Of fp8_ds_mla there is no room for more than a row has, so that only
+  // eight rows do.
   FLASHJIT_FN static constexpr int stored_row(int head_dim) { return round_up(head_dim, 128); }
+  static constexpr int ds_mla_row = 656;
 
   int qk_steps, pv_steps;         // wgmmas of Q K^T, each for 16 columns; of weights V, each for 16 keys
   int q_panel, kv_panel;          // bytes of one panel of a tile of Q, of a block of K or V
   int q_bytes, k_bytes, v_bytes;  // bytes of all panels
   int q, k, v;                    // offsets; k, v: num_stages blocks each, the same ones with v_in_k
-  // With conversion: slots for K or V as they arrive, and their size. Two do not hide the time of a copy, but
-  // wide heads leave no room for more.
-  int stored_slots, stored_bytes, stored;
+  // With conversion: slots for K or V as they arrive, the bytes of a row of K, and a slot's size. Two do not
+  // hide the time of a copy, but wide heads leave no room for more, unless V is in K.
+  int stored_slots, stored_k_row, stored_bytes, stored;
   int barriers;
   int announced, passed;  // passed: 8 bytes a stage
   // With dropout: dropout_key has 16 bytes, dropout_asked 16 bytes a stage, dropout_words the column words of
@@ -72,7 +75,7 @@ struct Sm90aLayout {
   // slot's rows, and of the keys of 2 * num_stages blocks.
   int stored_barriers, stored_scales, k_scales;
   int own_part;  // with wide heads: 16 bytes (cuda/forward_sm90a_lengths.cuh)
-  int handed;    // with two column groups: 16 bytes for each thread and step of weights V, and 16 more
+  int handed;  // with two column groups: 16 bytes for each thread and step of weights V, and for four threads
   int end;
 
   FLASHJIT_FN constexpr Sm90aLayout(int head_dim, int head_dim_v, int block_m, int block_n, int num_stages,
@@ -89,8 +92,10 @@ struct Sm90aLayout {
         v(v_in_k ? k : k + num_stages * k_bytes),
         stored_slots(converts == Converts::nothing      ? 0
                      : max(head_dim, head_dim_v) <= 128 ? 4
+                     : v_in_k && num_stages == 2        ? 3
                                                         : 2),
-        stored_bytes(converts == Converts::nothing ? 0 : block_n * stored_row(max(head_dim, head_dim_v))),
+        stored_k_row(converts == Converts::ds_mla ? ds_mla_row : stored_row(head_dim)),
+        stored_bytes(converts == Converts::nothing ? 0 : block_n * max(stored_k_row, stored_row(head_dim_v))),
         stored(k + num_stages * (k_bytes + v_bytes)),
         barriers(stored + stored_slots * stored_bytes),
         announced(barriers + 16 + num_stages * 32),
@@ -111,7 +116,7 @@ struct Sm90aLayout {
     own_part = round_up(end, 16);
     handed = own_part + 16;
     end = handed;
-    if (column_groups(head_dim_v) > 1) end += (pv_steps + 1) * 16 * 2 * warpgroup_rows;
+    if (column_groups(head_dim_v) > 1) end += (pv_steps * 4 + 1) * 16 * warpgroup_rows / 2;
   }
 
   // Bytes from an operand's start to its part in a step.

@@ -7,6 +7,7 @@
 #include "codegen/families/search_space.hpp"
 #include "cuda/forward_sm90a.cuh"
 #include "cuda/forward_sm90a_gathered.cuh"
+#include "cuda/forward_sm90a_latents.cuh"
 #include "cuda/forward_sm90a_quantised.cuh"
 #include "runtime/arguments/attention.hpp"
 #include "runtime/cuda/tile_plan.hpp"
@@ -61,9 +62,6 @@ struct Emulated : Config {
 using FormulaParams = device::WithFormulas<device::Paged<device::Sm90aForwardParams>>;
 using QuantisedFormulaParams =
     device::WithFormulas<device::Quantised<device::Paged<device::Sm90aForwardParams>>>;
-
-template <class Spec>
-constexpr bool quantised = device::is_quantised<typename Spec::kv_dtype>;
 
 // parts: of each tile's keys, with so many multiprocessors; 0: one, with few of them and no workspace.
 // arrived: words of gathered keys' pieces.
@@ -129,14 +127,15 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage, i
                            device::TensorMap& map, unsigned element_bytes) {
     const emulator::TensorMap described{tensor.data, &shape, element_bytes};
     std::memcpy(&map, &described, sizeof described);
-    EXPECT_EQ(shape.box[0] * element_bytes % 128, 0u);
-    EXPECT_TRUE(element_bytes == 1 || shape.box[0] == 64);
+    EXPECT_EQ(shape.box[0] * shape.box[1] * element_bytes % 128, 0u);  // where the next box begins
+    EXPECT_TRUE(element_bytes != 2 || shape.box[0] == 64);
     for (const unsigned size : shape.box) EXPECT_LE(size, 256u);
     for (const auto stride : shape.strides) EXPECT_EQ(stride % 16, 0u);
   };
   describe(p.q, shapes.q, maps.q, 2);
-  describe(p.k, shapes.k, maps.k, quantised<Spec> ? 1 : 2);
-  describe(p.v, shapes.v, maps.v, quantised<Spec> ? 1 : 2);
+  const auto bytes = static_cast<unsigned>(spec.kv_dtype ? cuda::stored_element_bytes(spec) : 2);
+  describe(p.k, shapes.k, maps.k, bytes);
+  describe(p.v, shapes.v, maps.v, bytes);
   cuda::GatheredMapShapes gathered;
   if constexpr (Spec::gathered) {
     gathered = cuda::gathered_map_shapes(spec, config, p);

@@ -1,5 +1,8 @@
 // The sm_90a forward without a GPU: parts of keys, wide heads, lists, formulas, pages, 8-bit keys, shards.
+#include <cmath>
+
 #include "tests/cuda/forward_sm90a_emulated.hpp"
+#include "tools/verify/ds_mla.hpp"
 
 namespace flashjit::testing_support {
 namespace {
@@ -96,6 +99,61 @@ TEST_F(ForwardSm90a, ValuesInKeys) {
   const Case packed{.heads_q = 2, .heads_kv = 1, .lengths_q = {30, 0, 9}, .lengths_k = {35, 5, 70}};
   expect<WithDropout<ValuesInKeys<SpecOf<Bf16, 264, 264, true, BottomRight>>>,
          DividedConfigOf<32, 2, false, waves>>(packed, {CausalMask{}});
+}
+
+// The same in 8 bits, which become one tile: blocks of one, two and three pieces of rows, head dims that end
+// within a piece of columns, windows, pages of one key.
+TEST_F(ForwardSm90a, ValuesIn8BitKeys) {
+  using device::fp8_e4m3;
+  using device::fp8_e5m2;
+  using device::int8;
+  using enum device::KvScale;
+  Case c{
+      .batch = 2, .heads_q = 6, .heads_kv = 1, .seqlen_q = 15, .seqlen_k = 150, .page_size = 16, .seed = 8};
+  c.lengths_k = {150, 35};
+  using Latent = WithPages<ValuesInKeys<SpecOf<Bf16, 576, 512, false, BottomRight>>>;
+  expect<WithKv<Latent, fp8_e4m3, tensor>, DividedConfigOf<32, 3, true, waves>>(c, {CausalMask{}});
+  using Odd = WithPages<ValuesInKeys<SpecOf<Fp16, 336, 272, false>>>;
+  c.page_size = 1;
+  expect<WithKv<Odd, int8, head>, DividedConfigOf<48, 2, true>>(c, {}, 3);
+  c.page_size = 64;
+  c.layout_kv = MemoryLayout::padded;
+  using Window =
+      WithPages<ValuesInKeys<SpecOf<Bf16, 272, 272, false, device::SlidingWindow<Align::bottom_right>>>>;
+  expect<WithKv<Window, fp8_e5m2, tensor>, DividedConfigOf<16, 3, false, waves>>(c, {SlidingWindowMask{}});
+}
+
+// Keys whose 512 columns have four scales. These are powers of two here: no column is rounded.
+TEST_F(ForwardSm90a, KeysOfDsMla) {
+  using Spec = WithKv<WithPages<ValuesInKeys<SpecOf<Bf16, 576, 512, false, BottomRight>>>, device::fp8_ds_mla,
+                      device::KvScale::tensor>;
+  for (const int page_size : {16, 8}) {
+    if (!has_turn()) continue;
+    Case c{.batch = 2,
+           .heads_q = 6,
+           .heads_kv = 1,
+           .seqlen_q = 15,
+           .seqlen_k = 150,
+           .page_size = page_size,
+           .seed = 9};
+    c.lengths_k = {150, 35};
+    Workload workload(host, with_spec<Spec>(c, {CausalMask{}}));
+    const Tensor scales = verify::DsMlaParts(workload.k().on_host()).scales;
+    for (std::int64_t page = 0; page < scales.shape[0]; ++page)
+      for (std::int64_t row = 0; row < scales.shape[1]; ++row)
+        for (std::int64_t group = 0; group < scales.shape[3]; ++group) {
+          float& scale =
+              static_cast<float*>(scales.data)[page * scales.strides[0] + row * scales.strides[1] + group];
+          if (std::isfinite(scale))
+            scale = std::copysign(std::exp2(std::rint(std::log2(std::abs(scale)))), scale);
+        }
+    workload.k().upload();
+    workload.reset();
+    AttentionSpec forward = workload.given().spec;
+    forward.op = Operation::forward;
+    launch<Spec, DividedConfigOf<32, 3, true, waves>>(forward, workload.args(), not_a_number);
+    EXPECT_TRUE(workload.check());
+  }
 }
 
 // A long sequence among short ones and one without keys: most parts are the long one's. More entries than a

@@ -324,7 +324,9 @@ testing::AssertionResult Workload::fetch() {
 
 verify::Report Workload::report() const {
   verify::OracleOptions options;
-  options.largest_score = verify::largest_score(Target::parse(device_.target()));
+  const Target target = Target::parse(device_.target());
+  options.largest_score = verify::largest_score(target);
+  options.rounds_keys = verify::rounds_keys(case_.spec, target);
   options.repeated_scores =
       case_.data == Data::equal_scores || case_.data == Data::rising || case_.data == Data::falling;
   return verify::verify_outputs(case_.spec, host_args_, options);

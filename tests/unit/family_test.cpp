@@ -151,16 +151,29 @@ TEST(Family, HeadsAreTheirOwn) {
     const AttentionSpec spec = AttentionSpec::from_json(text);
     EXPECT_LE(heuristic_config(spec, hopper, {64, 1, 4096, 16, 1}).block_n, 32) << text;
   }
-  for (const char* op : {"decode", "append_kv"}) {
-    const AttentionSpec rows = AttentionSpec::from_json(
-        R"({"op": ")" + std::string(op) +
-        R"(", "dtype": "bf16", "head_dim": 576, "head_dim_v": 512, "v_in_k": true, "kv_dtype": "fp8_ds_mla"})");
+  for (const char* rest : {R"("append_kv"})", R"("decode"})", R"("decode", "paged": true})",
+                           R"("decode", "paged": true, "batch_invariant": true})"}) {
+    const AttentionSpec spec = AttentionSpec::from_json(
+        R"({"dtype": "bf16", "head_dim": 576, "head_dim_v": 512, "v_in_k": true, "kv_dtype": "fp8_ds_mla", "op": )" +
+        std::string(rest));
+    const bool by_wgmma = spec.paged && !spec.batch_invariant;
     for (const Target& target : Target::all())
-      EXPECT_EQ(why_unsupported(rows, target),
-                target.is_cuda()
-                    ? "kv_dtype fp8_ds_mla has kernels on CPUs only; kv_dtype fp8_e4m3 would work"
-                    : "");
+      EXPECT_EQ(why_unsupported(spec, target),
+                spec.op == Operation::append_kv || !target.is_cuda() ||
+                        (by_wgmma && target.has(Instructions::wgmma))
+                    ? ""
+                    : "kv_dtype fp8_ds_mla has decode kernels on CPUs and, with pages and without "
+                      "batch_invariant, on sm_90a; kv_dtype fp8_e4m3 would work");
   }
+  // Latent caches in 8 bits.
+  const auto latent = [&](const char* rest) {
+    return refused((R"({"dtype": "fp16", "head_dim": 576, "head_dim_v": 512, "v_in_k": true, "paged": true, )"
+                    R"("op": "forward", )" +
+                    std::string(rest) + "}")
+                       .c_str());
+  };
+  EXPECT_EQ(latent(R"("kv_dtype": "int8", "kv_scale": "head")"), "");
+  EXPECT_THAT(latent(R"("kv_dtype": "int8", "kv_scale": "token_head")"), HasSubstr("8-bit keys with v_in_k"));
   for (const Target& target : Target::all())
     for (const Operation op : operations_on(target)) {
       const KernelFamily& family = family_of(op, target);

@@ -155,6 +155,7 @@ Result run_on(Device device, const AttentionSpec& spec, Workload& work, const Ru
     verify::OracleOptions oracle;
     oracle.max_rows = rows_to_verify(options, work);
     oracle.largest_score = verify::largest_score(result.kernel.target);
+    oracle.rounds_keys = verify::rounds_keys(spec, result.kernel.target);
     result.report = verify::verify_outputs(spec, work.host_args(), oracle);
   }
   return result;

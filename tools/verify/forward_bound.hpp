@@ -66,6 +66,10 @@
 // 16. Denormal float32 numbers may count as zeros, and do on CPUs. With t = 2^-126 each of the n products of
 //     a weight and a value is off by at most t of the largest weight, and o by t.
 //
+// 17. A GPU rounds the columns of fp8_ds_mla times their scales to bf16 (OracleOptions::rounds_keys): values
+//     as in 15, and in scores, where the roundings count as those of 5 do: d_j has
+//     4 scale sqrt(sum_c (2^-8 q_c k_jc)^2) more.
+//
 // Tight: a scale that is wrong by 1%, or a single key too few or too many in a row of a thousand, exceeds
 // it (tests/support/verify_test.cpp), and so does one step of the output's dtype (bound_test.cpp).
 #pragma once
@@ -74,6 +78,7 @@
 #include <numbers>
 
 #include "codegen/base/target.hpp"
+#include "codegen/spec/spec.hpp"
 #include "tools/verify/error_bound.hpp"
 
 namespace flashjit::verify {
@@ -114,6 +119,15 @@ inline double shift_error(double score, double max_score) {
 }
 inline double score_error(int head_dim, double scaled_norms, double score, double max_score) {
   return gamma(head_dim) * scaled_norms + shift_error(score, max_score);
+}
+// See 17. k: a column of the key each `step` elements.
+inline double key_rounding(double scale, const double* q, const double* k, std::size_t step, int columns) {
+  double squares = 0;
+  for (int c = 0; c < columns; ++c, k += step) squares += q[c] * q[c] * *k * *k;
+  return 4 * 0x1p-8 * std::abs(scale) * std::sqrt(squares);
+}
+inline bool rounds_keys(const AttentionSpec& spec, const Target& target) {
+  return spec.kv_dtype == DType::fp8_ds_mla && target.is_cuda();
 }
 // See 11.
 inline double raw_score_error(int head_dim, double scaled_norms, double score) {

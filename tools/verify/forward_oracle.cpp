@@ -67,8 +67,8 @@ class Worker {
         options_(forward.options),
         visit_(visit),
         scales_values_(spec_.kv_scale == KvScale::token_head || is_ds_mla()),
-        arithmetic_(arithmetic_of(spec_.dtype, spec_.kv_dtype && (decodes() || !scales_values_),
-                                  scales_values_ && !decodes())),
+        rounds_values_(scales_values_ && (!decodes() || forward.options.rounds_keys)),
+        arithmetic_(arithmetic_of(spec_.dtype, spec_.kv_dtype && !rounds_values_, rounds_values_)),
         rounding_of_o_(rounding_of(args_.o ? args_.o->dtype : spec_.dtype)),
         dropout_(dropout_of(spec_, args_)),
         sees_(spec_, args_),
@@ -88,7 +88,7 @@ class Worker {
     const Sequence& s = layout_.sequences[task.sequence];
     keys_ = (s.seqlen_k + block_keys - 1) / block_keys * block_keys;
     reach_.clear();
-    for (auto* array : {&score_, &score_error_, &weight_, &error_, &rounding_})
+    for (auto* array : {&score_, &score_error_, &key_rounding_, &weight_, &error_, &rounding_})
       array->assign(task.rows.size() * keys_, 0.0);
     norm_.assign(keys_, 0.0);
     compute_kept(task);
@@ -150,7 +150,7 @@ class Worker {
   bool decodes() const { return info_of(spec_.op).few_rows; }
 
   // Whether weights are rounded after the product with their values' scales.
-  bool rounds_products() const { return scales_values_ && decodes(); }
+  bool rounds_products() const { return scales_values_ && !rounds_values_; }
 
   void compute_value_scales(const RowTask& task) {
     if (!rounds_products()) return;
@@ -225,6 +225,9 @@ class Worker {
           }
           for (int i = 0; i < width; ++i) store(&score_[r * keys_ + begin + j + i * lanes], scale_ * sums[i]);
         }
+        for (int j = 0; options_.rounds_keys && j < count; ++j)
+          key_rounding_[r * keys_ + begin + j] =
+              key_rounding(scale_, &q_[r * dim], &k_[j], block_keys, device::DsMla::columns);
       }
     }
   }
@@ -254,7 +257,8 @@ class Worker {
       // Nothing was computed for a key that is not kept.
       for (std::size_t key = 0; key < keys; ++key)
         score_error_[base + key] =
-            raw_score_error(terms_, scale_ * rows_[r].norm * norm_[key], score_[base + key]);
+            raw_score_error(terms_, scale_ * rows_[r].norm * norm_[key], score_[base + key]) +
+            key_rounding_[base + key];
       formulas_.score(s, task.head, task.rows[r], 0, {score_.data() + base, keys},
                       {score_error_.data() + base, keys});
       for (std::size_t key = 0; key < keys; ++key)
@@ -333,7 +337,7 @@ class Worker {
       return score_error_[r * keys_ + key] + shift_error(score_[r * keys_ + key], row.max) +
              arithmetic_.exp_error;
     return score_error(terms_, scale_ * row.norm * norm_[key], score_[r * keys_ + key], row.max) +
-           arithmetic_.exp_error;
+           key_rounding_[r * keys_ + key] + arithmetic_.exp_error;
   }
 
   double sink_error(const RowState& row) const {
@@ -544,7 +548,7 @@ class Worker {
   const double scale_;
   const OracleOptions& options_;
   const Visit& visit_;
-  const bool scales_values_;
+  const bool scales_values_, rounds_values_;
   const Arithmetic arithmetic_;
   const Rounding rounding_of_o_;
   const Dropout dropout_;
@@ -556,8 +560,8 @@ class Worker {
   std::size_t keys_ = 0;               // seqlen_k, padded
   RowState rows_[group_rows];
   std::vector<double> q_, k_, v_;  // [row][dim], [dim][key], [key][column]
-  std::vector<double> score_, score_error_, weight_, error_, rounding_;  // [row][key]
-  std::vector<double> norm_, value_scale_, largest_scale_;               // [key]
+  std::vector<double> score_, score_error_, key_rounding_, weight_, error_, rounding_;  // [row][key]
+  std::vector<double> norm_, value_scale_, largest_scale_;                              // [key]
   std::vector<double> reach_;                       // [row][key]; empty if no row is wide
   std::vector<double> sums_, spread_, bounds_;      // [row][3][column], [row][2][column], [column]
   std::vector<char> kept_, block_kept_, key_kept_;  // the last two: by any row

@@ -28,6 +28,7 @@ struct OracleOptions {
   bool repeated_scores = false;  // rows hold many equal scores: forward_bound.hpp, 5
   // Times log2(e); NaN is no wrong result of rows whose maximum is beyond: forward_bound.hpp, 9.
   double largest_score = HUGE_VAL;
+  bool rounds_keys = false;  // those of fp8_ds_mla: forward_bound.hpp, 17
 };
 
 // An output tensor of an operation.

@@ -332,7 +332,7 @@ def decode(q, k, v=None, *, mask=(), score=(), scale=None, window=None, num_sink
     says so: True, a style ("half", "interleaved") or a dict of the spec's fields. q_out takes the rotated q.
     batch_invariant: a row's bits do not depend on the rest of the batch.
     head_dim_v, without v: v is the first head_dim_v columns of k, as latent caches (MLA) hold it.
-    A uint8 k of 656 columns is one of fp8_ds_mla, on CPUs.
+    A uint8 k of 656 columns is one of fp8_ds_mla, on CPUs, and in pages on sm_90a.
 
     >>> import numpy as np, flashjit
     >>> cache = np.ones((2, 16, 2, 64), np.float32)
@@ -410,7 +410,7 @@ def append_kv(k, v, k_new, v_new=None, *, slots=None, append_positions=None, pag
     rotary: True, a style ("half", "interleaved") or a dict of the spec's fields rotates the keys, and q if it is given.
     Returns the rotated q, q_out or a new tensor, and None without q. k_scale, v_scale: scales of 8-bit caches.
     head_dim_v, with v None and no v_new: v is the first head_dim_v columns of k, as latent caches (MLA) hold it.
-    A uint8 k of 656 columns is one of fp8_ds_mla, on CPUs.
+    A uint8 k of 656 columns is one of fp8_ds_mla.
 
     >>> import numpy as np, flashjit
     >>> k, v = np.zeros((1, 8, 2, 64), np.float32), np.zeros((1, 8, 2, 64), np.float32)

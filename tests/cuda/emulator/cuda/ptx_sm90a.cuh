@@ -57,6 +57,8 @@ inline void cp_async_bulk_tensor_4d(u32 to, const TensorMap& opaque, u32 bar, in
         };
         if (map.element_bytes == 2)
           copy(std::uint16_t{}, [&](u32 i) { return emulator::Block::swizzled(to + row * 128 + i * 2); });
+        else if (map.element_bytes == 4)
+          copy(std::uint32_t{}, [&](u32 i) { return to + (row * box[0] + i) * 4; });
         else
           copy(std::uint8_t{}, [&](u32 i) { return to + row * box[0] + i; });
       }

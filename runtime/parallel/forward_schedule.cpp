@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "codegen/formulas/formula_traits.hpp"
 #include "codegen/spec/mask_rules.hpp"
 #include "runtime/parallel/schedule.hpp"
 
@@ -15,6 +16,17 @@ std::size_t at(int i) {
   return static_cast<std::size_t>(i);
 }
 
+// Whether masks, scores and dropout only ask whether a key lies after a row, whatever their positions are.
+bool asks_order_alone(const AttentionSpec& spec) {
+  const bool causal = std::all_of(spec.mask.begin(), spec.mask.end(),
+                                  [](const Mask& mask) { return std::holds_alternative<CausalMask>(mask); });
+  return causal && !spec.mask.empty() && !spec.dropout && !formulas_read(spec, FormulaName::row) &&
+         !formulas_read(spec, FormulaName::key) && !formulas_read(spec, FormulaName::position);
+}
+bool by_order(const AttentionSpec& spec, SequenceLayout layout, int size) {
+  return size > 1 && layout == SequenceLayout::zigzag && asks_order_alone(spec);
+}
+
 // The forward of one rank.
 class Forward {
  public:
@@ -26,11 +38,55 @@ class Forward {
         size_(size),
         chunks_(sequence_chunks(layout, whole.seqlen_q, rank, size)),
         keys_(key_chunks(layout, whole.seqlen_k, size)) {
-    by_positions();
+    if (by_order(spec, layout, size))
+      in_order();
+    else
+      by_positions();
   }
   ForwardSchedule made;
 
  private:
+  // ---- masks that ask for order alone ----
+
+  // The keys of a rank are, for its own rows, as if they were a sequence of their own; rows see all keys of
+  // other chunks, or none. So a first launch takes all that needs this rank's keys alone.
+  void in_order() {
+    const int length = keys_.chunks[0].length, upper = 2 * size_ - 1 - rank_;
+    if (length == 0) return;
+    // Keys of ranks before this one are seen by all its rows, those between its chunks by the upper ones.
+    const SequenceChunk before{0, rank_ * length},
+        between{(rank_ + 1) * length, (upper - rank_ - 1) * length};
+    const bool all = before.length > 0;
+    if (!all) add_own({0, length}, {0, length}, ForwardLaunch::whole_result);
+    const SequenceChunk merged = all ? SequenceChunk{0, 2 * length} : SequenceChunk{length, length};
+    add_own(merged, {0, 2 * length}, between.length > 0 || all ? 0 : ForwardLaunch::whole_result);
+    const std::int64_t step = merged.length;
+    // The ranks after this one send first.
+    if (between.length > 0)
+      made.launches.push_back({{length, length},
+                               between,
+                               false,
+                               upper * length,
+                               between.begin,
+                               (all ? 2 : 1) * step + length - merged.begin});
+    if (all) made.launches.push_back({merged, before, false, rank_ * length, 0, step});
+    const std::size_t after = made.launches.size();
+    const auto merge = [&](const SequenceChunk& rows, int parts) {
+      if (parts > 1) made.merges.push_back({rows, rows.begin - merged.begin, step, parts, after});
+    };
+    if (all && between.length > 0) {
+      merge({0, length}, 2);
+      merge({length, length}, 3);
+    } else {
+      merge(merged, all || between.length > 0 ? 2 : 1);
+    }
+  }
+  void add_own(const SequenceChunk& rows, const SequenceChunk& keys, std::int64_t place) {
+    made.launches.push_back({rows, keys, true, rows.begin, keys.begin, place});
+  }
+
+  // ---- others ----
+
   // Rows side by side that lie side by side in the whole, too.
   struct Segment {
     int first;  // in the rank's tensors
@@ -182,6 +238,7 @@ int cut_unit(int length) {
 std::int64_t places_of_parts(const AttentionSpec& spec, const Shape& whole, SequenceLayout layout, int size) {
   const std::int64_t rows = whole.seqlen_q / size;
   if (size == 1) return 0;
+  if (by_order(spec, layout, size)) return (size == 2 ? 2 : 3) * rows;
   const auto* window = find_mask<SlidingWindowMask>(spec.mask);
   const int intervals = window && window->sinks ? 2 : 1;  // of keys that a row sees
   const bool zigzag = layout == SequenceLayout::zigzag;

@@ -16,7 +16,9 @@ constexpr int sequence_dim = 1;
 std::unique_ptr<GatheredForward> GatheredForward::make(const RankTask& task) {
   const auto is_causal = [](const Mask& mask) { return std::holds_alternative<CausalMask>(mask); };
   AttentionSpec spec = task.spec;
-  if (task.layout != SequenceLayout::zigzag || task.size() == 1 || task.own_keys() == 0 ||
+  // A tile of more ranks would wait for the keys of all of them before its block of the grid has much else to
+  // do (tests/bench/parallel.md).
+  if (task.layout != SequenceLayout::zigzag || task.size() != 2 || task.own_keys() == 0 ||
       spec.mask.empty() || !std::all_of(spec.mask.begin(), spec.mask.end(), is_causal))
     return nullptr;
   // The whole has as many rows as keys, so both alignments are one.

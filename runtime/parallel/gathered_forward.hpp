@@ -1,6 +1,6 @@
-// The forward of a rank in one launch, of causal masks in layout zigzag: its kernel takes the rank's own keys
-// and those of others where they arrive, and waits for the latter when it comes to them. So nothing is
-// merged.
+// The forward of one of two ranks in one launch, of causal masks in layout zigzag: its kernel takes the
+// rank's own keys and those of others where they arrive, and waits for the latter when it comes to them. So
+// nothing is merged.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace flashjit {
 
 class GatheredForward {
  public:
-  // Null where the layout, the spec or the target's kernels are others.
+  // Null where the group, the layout, the spec or the target's kernels are others.
   static std::unique_ptr<GatheredForward> make(const RankTask& task);
 
   // Of the launch.

@@ -95,12 +95,32 @@ TEST(Schedule, GatheredKeys) {
 // Chunk c of four has rows 16 c to 16 c + 15.
 TEST(Schedule, CausalZigzagOfTwoRanks) {
   const AttentionSpec spec = with_masks({CausalMask{}});
+  const ForwardSchedule first = forward_schedule(spec, {}, whole, Layout::zigzag, 0, 2),
+                        second = forward_schedule(spec, {}, whole, Layout::zigzag, 1, 2);
+  EXPECT_EQ(text(first), "0-16 x [0-16], 16-32 x [0-32] to 0, 16-32 x 16-48 to 16, 16-32 of 2 from 0 by 16");
+  EXPECT_EQ(positions(first), "0/0, 16/0, 48/16");
+  EXPECT_EQ(text(second), "0-32 x [0-32] to 0, 0-32 x 0-16 to 32, 0-32 of 2 from 0 by 32");
+  EXPECT_EQ(positions(second), "0/0, 16/0");
+  EXPECT_EQ(sent(second), "0-16 > 1, 16-32 > 0, 32-48 > 0");
+  EXPECT_EQ(second.unseen, 1);
+  EXPECT_EQ(places_of_parts(spec, whole, Layout::zigzag, 2), 64);
   EXPECT_EQ(text(backward_schedule(spec, {}, whole, Layout::zigzag, 0, 2)),
             "0-16 x [0-1], 48-64 x 1-3, 48-64 x [0-1], 48-64 x [3-4]");
   const BackwardSchedule backward = backward_schedule(spec, {}, whole, Layout::zigzag, 1, 2);
   EXPECT_EQ(text(backward), "16-32 x [1-2], 16-48 x 0-1, 32-48 x [1-3]");
   EXPECT_EQ(sent(backward), "0-16 > 1, 16-32 > 0, 32-48 > 0");
   EXPECT_EQ(backward.unseen, 1);
+}
+
+// Chunk c of eight has rows 8 c to 8 c + 7; rank 1 has chunks 1 and 6.
+TEST(Schedule, CausalZigzagOfFourRanks) {
+  const AttentionSpec spec = with_masks({CausalMask{}});
+  const ForwardSchedule second = forward_schedule(spec, {}, whole, Layout::zigzag, 1, 4);
+  EXPECT_EQ(text(second),
+            "0-16 x [0-16] to 0, 8-16 x 16-48 to 40, 0-16 x 0-8 to 16, 0-8 of 2 from 0 by 16, "
+            "8-16 of 3 from 8 by 16");
+  EXPECT_EQ(positions(second), "0/0, 48/16, 8/0");
+  EXPECT_EQ(places_of_parts(spec, whole, Layout::zigzag, 4), 48);
 }
 
 // Positions tell: the first rows are computed with this rank's keys, the others with all at once.

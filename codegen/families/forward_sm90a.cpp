@@ -38,6 +38,10 @@ int consumers(const AttentionSpec& spec, const KernelConfig& config) {
 int warps(const AttentionSpec& spec, const KernelConfig& config) {
   return warps_per_warpgroup * (consumers(spec, config) + 1);
 }
+// Whether a warpgroup more converts 8-bit latents.
+bool converts_more(const AttentionSpec& spec, const KernelConfig& config) {
+  return converts_latents(spec) && config.num_warps == warps(spec, config) + warps_per_warpgroup;
+}
 // Whether two warpgroups divide the columns of an output.
 bool divides_columns(const AttentionSpec& spec) {
   return device::Sm90aLayout::column_groups(spec.head_dim_v) > 1;
@@ -145,7 +149,7 @@ int registers_for_roles(const AttentionSpec& spec, const KernelConfig& config) {
   // Scales of rows take more, for which three consumers have none. Keys of wide heads are divided by their
   // lengths, which the group looks up, too.
   const bool scales = converts(spec) == device::Converts::scaled_rows;
-  const int for_keys = converts_latents(spec)                    ? 32
+  const int for_keys = converts_latents(spec)                    ? (converts_more(spec, config) ? 40 : 32)
                        : spec.kv_dtype                           ? (two && (scales || sorts) ? 24 : 16)
                        : !spec.paged                             ? 0
                        : !two || spec.dropout                    ? 8
@@ -192,7 +196,7 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
     return wrong(
         "block_m", config.block_m,
         "is not 64, as two warpgroups divide the columns of head_dim_v " + std::to_string(spec.head_dim_v));
-  if (const int needed = warps(spec, config); config.num_warps != needed) {
+  if (const int needed = warps(spec, config); config.num_warps != needed && !converts_more(spec, config)) {
     return wrong("num_warps", config.num_warps,
                  "is not " + std::to_string(needed) + ": 4 that copy, and " +
                      (divides_columns(spec) ? std::string("8 that compute")
@@ -370,8 +374,12 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   if (has_wide_heads(spec)) {
     // A stage of values in keys is free late: several small ones hide the time of a copy.
     for (config.block_n = spec.v_in_k ? 32 : 64; config.block_n > 16; config.block_n -= 16)
-      for (config.num_stages = 4; config.num_stages >= least_stages(spec); --config.num_stages)
+      for (config.num_stages = 4; config.num_stages >= least_stages(spec); --config.num_stages) {
+        KernelConfig converting = config;
+        converting.num_warps += converts_latents(spec) ? warps_per_warpgroup : 0;
+        if (misfit(spec, target, converting).empty()) return converting;
         if (misfit(spec, target, config).empty()) return config;
+      }
     config.num_stages = least_stages(spec);
     return config;
   }

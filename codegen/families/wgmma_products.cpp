@@ -35,7 +35,9 @@ struct Product {
   int n, steps;
   bool a_in_registers, b_n_major;
   bool accumulates;     // if the caller says so; else overwrites d
-  int panel_bytes = 0;  // of b, where n is more than the 256 of one instruction
+  int panel_bytes = 0;  // of b, where n is more than one instruction has
+  // Columns of an instruction. ptxas wants its registers within those of a launch: 128 of 512 threads.
+  int most = 256;
 
   // a_step, b_step: bytes from the operand's beginning to the part that a step reads.
   template <class AStep, class BStep>
@@ -52,8 +54,8 @@ struct Product {
     if (accumulates) text += indent + "\"setp.ne.b32 p, %" + number(last) + ", 0;\\n\"\n";
     for (int step = 0; step < steps; ++step) {
       if (!a_in_registers) text += indent + advance("a", a, a_step(step));
-      for (int from = 0; from < n; from += 256) {
-        const int columns = std::min(n - from, 256);
+      for (int from = 0; from < n; from += most) {
+        const int columns = std::min(n - from, most);
         text += indent + advance("b", b, b_step(step) + from / 64 * panel_bytes);
         text += indent + "\"wgmma.mma_async.sync.aligned.m64n" + number(columns) + "k16.f32." + type + "." +
                 type + " " + registers(from / 2, columns / 2) + ", " +
@@ -94,7 +96,8 @@ std::string wgmma_products(const AttentionSpec& spec, const KernelConfig& config
                    .a_in_registers = true,
                    .b_n_major = true,
                    .accumulates = true,
-                   .panel_bytes = layout.kv_panel}
+                   .panel_bytes = layout.kv_panel,
+                   .most = spec.v_in_k && spec.kv_dtype && config.num_warps == 16 ? 128 : 256}
         .text([](int) { return 0; }, [&](int step) { return layout.v_step(step); });
   };
   const int first = device::Sm90aLayout::first_columns(spec.head_dim_v), rest = spec.head_dim_v - first;

@@ -76,18 +76,21 @@ struct ForwardSm90a {
   static constexpr bool several_warps =
       Spec::paged && !converts && !Spec::dropout && !passes_blocks && !ping_pong;
   using Converter = Sm90aConverter<ForwardSm90a>;
-  static constexpr int converters = 3;  // warps
+  // Of a warpgroup beside the others all warps convert.
+  static constexpr bool converts_more = Config::num_warps > 4 * (consumers + 1);
+  static constexpr int converters = converts_more ? 7 : 3;  // warps
 
   // setmaxnreg: consumers, which hold tiles, get most of a multiprocessor's 64 Ki registers.
-  static constexpr int producer_registers = (consumers == 3   ? 32
-                                             : consumers == 2 ? 24
-                                             : Spec::paged    ? 96
-                                                              : 56) +
-                                            consumers * Config::given_registers;
   static constexpr int consumer_registers = (consumers == 3   ? 160
                                              : consumers == 2 ? 240
                                                               : 256) -
                                             Config::given_registers;
+  static constexpr int producer_registers = converts_more ? 256 - consumer_registers
+                                                          : (consumers == 3   ? 32
+                                                             : consumers == 2 ? 24
+                                                             : Spec::paged    ? 96
+                                                                              : 56) +
+                                                                consumers * Config::given_registers;
 
   // Whether the device divides keys by their lengths: it alone knows them, and a launch has few tiles.
   static constexpr bool by_length = max(Spec::head_dim, Spec::head_dim_v) > 256 &&
@@ -174,6 +177,9 @@ struct ForwardSm90a {
       } else if constexpr (converts) {
         Converter(shared).run();
       }
+    } else if (converts_more && threadIdx.x >= 128 * (consumers + 1)) {
+      setmaxnreg_dec<producer_registers>();
+      if constexpr (converts) Converter(shared).run();
     } else {
       setmaxnreg_inc<consumer_registers>();
       if (column_groups == 1 || threadIdx.x < 256)

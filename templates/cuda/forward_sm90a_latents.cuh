@@ -7,9 +7,9 @@
 
 namespace flashjit::device {
 
-// For the converting warps. They take turns at pieces of 16 rows and 128 columns, since a block has fewer
-// rows than 16 for each of them. A lane converts 16 columns of four rows of a piece. What is left of the
-// columns is one warp's work: half a piece's columns of twice its rows, or columns that are only copied.
+// For a converting warp. Warps take turns at pieces of a few rows and 128 columns, and then at the rest: half
+// as many columns of twice the rows, or columns that are only copied. A lane converts 16 columns of some
+// rows.
 template <class Kernel>
 class Sm90aLatents {
   using Spec = typename Kernel::Spec;
@@ -19,7 +19,7 @@ class Sm90aLatents {
   static constexpr bool has_scales = Shared::converts == Converts::ds_mla;
   using KvElement = typename Choose<has_scales, fp8_e4m3, typename Spec::kv_dtype>::type;
   static constexpr u32 warps = Kernel::converters, block_n = Kernel::block_n, row_bytes = layout.stored_k_row;
-  static constexpr u32 piece_rows = 16, piece_parts = 8, passes = 4;
+  static constexpr u32 piece_parts = 8, passes = warps > 4 ? 2 : 4, piece_rows = 4 * passes;
   static constexpr u32 parts = ceil_div(has_scales ? DsMla::columns : Spec::head_dim, 16);
   static constexpr bool has_half = block_n % 32 == 0 && parts % piece_parts > 0 && parts % piece_parts <= 4;
   static constexpr u32 row_pieces = block_n / piece_rows;
@@ -29,22 +29,22 @@ class Sm90aLatents {
   static_assert(Sm90aLayout::ds_mla_row == DsMla::bytes && DsMla::group == 16 * piece_parts);
 
  public:
-  FLASHJIT_FN explicit Sm90aLatents(const Shared& shared) : shared_(shared) {}
+  FLASHJIT_FN Sm90aLatents(const Shared& shared, u32 warp) : shared_(shared), warp_(warp) {}
 
   // A slot's rows; those from `end` on become zeros.
   FLASHJIT_FN void convert(int slot, u32 tile, int end) const {
-    const u32 warp = threadIdx.x / 32 - 1, from = shared_.stored(slot);
+    const u32 from = shared_.stored(slot);
     const Lane<8> lane(from, tile, end);
-    for (u32 piece = warp; piece < pieces; piece += warps)
+    for (u32 piece = warp_; piece < pieces; piece += warps)
       lane.convert(piece % row_pieces * piece_rows, piece / row_pieces);
-    if (warp != pieces % warps) return;
+    const u32 turn = (warp_ + warps - pieces % warps) % warps;
     if constexpr (has_half) {
       const Lane<4> of_half(from, tile, end);
-      for (u32 first = 0; first < block_n; first += 2 * piece_rows)
+      for (u32 first = turn * 2 * piece_rows; first < block_n; first += warps * 2 * piece_rows)
         of_half.convert(first, parts / piece_parts);
     }
     if constexpr (has_scales)
-      for (u32 first = 0; first < block_n; first += piece_rows)
+      for (u32 first = turn * piece_rows; first < block_n; first += warps * piece_rows)
         copy_rotary(from, tile + DsMla::columns / 64 * layout.kv_panel, first, end);
   }
 
@@ -123,6 +123,7 @@ class Sm90aLatents {
   }
 
   const Shared& shared_;
+  const u32 warp_;
 };
 
 }  // namespace flashjit::device

@@ -297,11 +297,13 @@ class Sm90aConverter {
 
  private:
   static constexpr u32 threads = warps * 32;
-  FLASHJIT_FN static u32 thread() { return threadIdx.x - 32; }
+  FLASHJIT_FN static u32 thread() {
+    return threadIdx.x - 32 - (Kernel::converts_more && threadIdx.x >= 128 ? 128 * Kernel::consumers : 0);
+  }
 
   FLASHJIT_FN void convert_k(int slot, const StoredBlock& block) const {
     if constexpr (Spec::v_in_k)
-      Sm90aLatents<Kernel>(shared_).convert(slot, shared_.k(block.stage), block.seqlen);
+      Sm90aLatents<Kernel>(shared_, thread() / 32).convert(slot, shared_.k(block.stage), block.seqlen);
     else
       convert_rows<Spec::head_dim, false>(slot, shared_.k(block.stage));
   }

@@ -54,6 +54,13 @@ struct DividedConfigOf : ConfigOf<64, block_n_, false, pack_gqa_, tile_order_> {
   static constexpr int num_stages = num_stages_, num_warps = 12;
 };
 
+// A warpgroup more converts.
+template <class Config>
+struct ConvertingConfigOf : Config {
+  static constexpr int num_warps = Config::num_warps + 4;
+  static constexpr int given_registers = 40;
+};
+
 template <class Spec, class Config>
 struct Emulated : Config {
   using Products = device::EmulatedProducts<Spec, Config>;

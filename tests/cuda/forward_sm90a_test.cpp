@@ -113,6 +113,8 @@ TEST_F(ForwardSm90a, ValuesIn8BitKeys) {
   c.lengths_k = {150, 35};
   using Latent = WithPages<ValuesInKeys<SpecOf<Bf16, 576, 512, false, BottomRight>>>;
   expect<WithKv<Latent, fp8_e4m3, tensor>, DividedConfigOf<32, 3, true, waves>>(c, {CausalMask{}});
+  expect<WithKv<Latent, int8, tensor>, ConvertingConfigOf<DividedConfigOf<32, 3, true, waves>>>(
+      c, {CausalMask{}});
   using Odd = WithPages<ValuesInKeys<SpecOf<Fp16, 336, 272, false>>>;
   c.page_size = 1;
   expect<WithKv<Odd, int8, head>, DividedConfigOf<48, 2, true>>(c, {}, 3);
@@ -151,7 +153,11 @@ TEST_F(ForwardSm90a, KeysOfDsMla) {
     workload.reset();
     AttentionSpec forward = workload.given().spec;
     forward.op = Operation::forward;
-    launch<Spec, DividedConfigOf<32, 3, true, waves>>(forward, workload.args(), not_a_number);
+    if (page_size == 8)
+      launch<Spec, DividedConfigOf<32, 3, true, waves>>(forward, workload.args(), not_a_number);
+    else
+      launch<Spec, ConvertingConfigOf<DividedConfigOf<32, 3, true, waves>>>(forward, workload.args(),
+                                                                            not_a_number);
     EXPECT_TRUE(workload.check());
   }
 }

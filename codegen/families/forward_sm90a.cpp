@@ -403,9 +403,8 @@ std::string refusal(const AttentionSpec& spec) {
   if (!spec.kv_dtype || converts_latents(spec)) return {};
   if (spec.v_in_k)
     return "8-bit keys with v_in_k are not supported by a forward on sm_90a with kv_scale token_head or "
-           "heads of "
-           "256 columns or less; a decode, or keys of the spec's dtype, would work there, and 8-bit ones on "
-           "CPUs";
+           "heads of 256 columns or less; a decode, or keys of the spec's dtype, would work there, and 8-bit "
+           "ones on CPUs";
   if (!has_wide_heads(spec)) return {};
   return "8-bit keys beside a head_dim or head_dim_v of more than 256 are not supported on sm_90a; keys and "
          "values of the spec's dtype would work there, and 8-bit ones on CPUs";

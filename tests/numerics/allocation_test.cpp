@@ -5,11 +5,13 @@
 
 #include <malloc.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <new>
 #include <set>
 
+#include "codegen/families/kernel_family.hpp"
 #include "codegen/spec/declarations.hpp"
 #include "runtime/flashjit.h"
 #include "tests/api/arguments.hpp"
@@ -406,8 +408,31 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
   Workload learns(on(), {.spec = learning, .heads_q = 4, .heads_kv = 2, .seqlen_q = 100, .seqlen_k = 120});
   expect_none(learns, learns.args());
 
+  // Keys in two pairs of tensors, on targets whose kernels take them.
+  const AttentionSpec split = AttentionSpec::from_json(
+      R"({"op": "forward", "dtype": "bf16", "head_dim": 64, "mask": ["causal"], "gathered": true})");
+  const bool takes_gathered = why_unsupported(split, Target::parse(on().target())).empty();
+  if (takes_gathered) {
+    Workload whole(on(), {.spec = forward_spec(DType::bf16, 64, {CausalMask{}}),
+                          .heads_q = 4,
+                          .heads_kv = 2,
+                          .seqlen_q = 100,
+                          .seqlen_k = 256});
+    GuardedTensor arrived(on(), DType::int32, {.rank = 1, .shape = {2}, .strides = {1}}, Poison::nan,
+                          GuardedTensor::Fence::after);
+    std::fill_n(static_cast<std::int32_t*>(arrived.on_host().data), 2, 1);
+    arrived.upload();
+    AttentionArgs args = whole.args();
+    args.k->shape[1] = args.v->shape[1] = 128;
+    args.k_gathered = args.k, args.v_gathered = args.v;
+    args.early_rows = 10, args.late_keys = 64, args.arrived = arrived.on_device();
+    expect_none(split, whole.given().shape(), args);
+  }
+
   for (const Argument& argument : arguments)
-    EXPECT_TRUE(given().contains(argument.id)) << "no launch had argument " << argument.name;
+    EXPECT_TRUE(given().contains(argument.id) ||
+                (argument.needs == &AttentionSpec::gathered && !takes_gathered))
+        << "no launch had argument " << argument.name;
 }
 
 TEST_P(Allocation, LongListsOfBlocks) {

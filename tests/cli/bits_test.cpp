@@ -95,6 +95,45 @@ TEST(Bits, AreComparedAmongRandomNeighbours) {
   EXPECT_THAT(padded.err + padded.out, HasSubstr("--random takes parts of packed prompts"));
 }
 
+TEST(Bits, AreComparedInRandomPages) {
+  const CommandLine flashjit;
+  const Outcome run = flashjit(bits_of(
+      R"({"op": "forward", "dtype": "bf16", "head_dim": 16, "mask": ["causal"], "varlen": true, "paged": true, "batch_invariant": true})",
+      {"--batch", "5", "--seqlen-q", "40", "--seqlen-k", "120", "--configs", "0", "--random", "12"}));
+  ASSERT_EQ(run.exit_code, 0) << run.out << run.err;
+  EXPECT_THAT(run.out, HasSubstr(" launches in other pages"));
+  EXPECT_THAT(run.out, ::testing::Not(HasSubstr(", 0 launches in other pages")));
+}
+
+// A prefill has the bits of a decode by the forward of one row. Without the field few rows take another way.
+TEST(Bits, OfAPrefillAreThoseOfDecodedRows) {
+  const CommandLine flashjit;
+  struct Kind {
+    std::string fields;
+    bool invariant;
+  };
+  const std::string plain = R"("dtype": "fp32", "head_dim": 64)",
+                    pages = R"("dtype": "bf16", "head_dim": 16, "varlen": true, "paged": true)";
+  for (const Kind& kind : {Kind{plain, true}, {pages, true}, {plain, false}}) {
+    SCOPED_TRACE(kind.fields);
+    const Outcome run =
+        flashjit(bits_of(R"({"op": "forward", "mask": ["causal"], )" + kind.fields +
+                             (kind.invariant ? R"(, "batch_invariant": true})" : "}"),
+                         {"--seqlen-q", "60", "--seqlen-k", "2000", "--configs", "0", "--decode", "10"}));
+    ASSERT_EQ(run.exit_code, 0) << run.out << run.err;
+    const nlohmann::json json = run.json();
+    int rows = 0, changed = 0;
+    for (const auto& launch : json["launches"])
+      if (launch["launch"] == "the last rows one by one") rows = launch["rows"], changed = launch["changed"];
+    EXPECT_GT(rows, 4 * 10) << run.out;
+    EXPECT_EQ(changed > 0, !kind.invariant) << run.out;
+  }
+  const Outcome full = flashjit(
+      bits_of(R"({"op": "forward", "dtype": "bf16", "head_dim": 16})", {"--seqlen-q", "9", "--decode", "2"}));
+  EXPECT_EQ(full.exit_code, 3);
+  EXPECT_THAT(full.err + full.out, HasSubstr("--decode launches rows of a prompt one by one"));
+}
+
 TEST(Bits, SayWhatTheyDoNotTry) {
   const CommandLine flashjit;
   const Outcome run = flashjit(bits_of(

@@ -33,7 +33,7 @@ struct BitsOptions {
   ShapeOptions shape;
   MaskOptions masks;
   std::uint64_t seed = 1;
-  int configs = 8, random = 0;
+  int configs = 8, random = 0, decoded = 0;
   bool json = false;
 };
 
@@ -277,9 +277,9 @@ std::vector<std::pair<std::string, Part>> parts_of(const AttentionSpec& spec, co
 }
 
 // Launches of some of the packed sequences beside each other, the first and the last one cut at random. Each
-// has neighbours of random lengths.
-Outcome among_random_neighbours(const BitsOptions& options, Problem& problem, Engine& engine,
-                                const AttentionSpec& spec) {
+// has neighbours of random lengths, and its keys in the pages of one of the problems.
+Outcome among_random_neighbours(const BitsOptions& options, const std::vector<Problem*>& problems,
+                                Engine& engine, const AttentionSpec& spec) {
   if (!spec.varlen || !takes_cuts(spec) || !not_in_parts(spec).empty() ||
       reads_any(spec, {FormulaName::batch}) || info_of(spec.op).writes_gradients)
     throw Error(
@@ -288,10 +288,10 @@ Outcome among_random_neighbours(const BitsOptions& options, Problem& problem, En
         "without dropout, offsets, tables and padding, would work");
   std::mt19937_64 random(options.seed);
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<std::uint64_t>(n)); };
-  const std::vector<verify::Sequence> sequences = problem.layout().sequences;
+  const std::vector<verify::Sequence> sequences = problems.front()->layout().sequences;
   const int entries = static_cast<int>(sequences.size());
   Outcome all;
-  int neighbours = 0, across_edges = 0;
+  int neighbours = 0, across_edges = 0, in_other_pages = 0;
   const Progress progress("random launches");
   for (int i = 0; i < options.random; ++i) {
     Part part{.entry = below(entries)};
@@ -304,6 +304,9 @@ Outcome among_random_neighbours(const BitsOptions& options, Problem& problem, En
     // Cut rows may be more than keys: then the first ones see none.
     if (last.seqlen_k - last.seqlen_q + part.end < 0) part.end = 0;
     part.workspace = below(2);
+    const auto pages = static_cast<std::size_t>(below(static_cast<int>(problems.size())));
+    in_other_pages += pages > 0;
+    Problem& problem = *problems[pages];
     problem.launch(engine, spec, part);
     const Outcome one = problem.compare("", part);
     all.rows += one.rows;
@@ -316,16 +319,17 @@ Outcome among_random_neighbours(const BitsOptions& options, Problem& problem, En
       across_edges += parts_of(other) != parts_of(other - 1);
   }
   all.what = std::to_string(options.random) + " random launches: " + std::to_string(neighbours) +
-             " neighbours, of them " + std::to_string(across_edges) + " across an edge of parts";
+             " neighbours, of them " + std::to_string(across_edges) + " across an edge of parts" +
+             (spec.paged ? ", " + std::to_string(in_other_pages) + " launches in other pages" : "");
   return all;
 }
 
-// The same keys in pages of twice the size, where a key's scale does not lie with it.
+// The same keys in larger pages, where a key's scale does not lie with it.
 std::unique_ptr<Problem> in_other_pages(const AttentionSpec& spec, const BitsOptions& options,
-                                        const Problem& problem, const Shape& shape,
-                                        const MaskOptions& masks) {
+                                        const Problem& problem, const Shape& shape, const MaskOptions& masks,
+                                        int times) {
   Shape larger = shape;
-  larger.page_size *= 2;
+  larger.page_size *= times;
   auto other = std::make_unique<Problem>(spec, Workload::generate(spec, larger, options.seed, masks));
   const verify::Layout from = problem.layout(), to = other->layout();
   if (from.sequences.size() != to.sequences.size()) return nullptr;
@@ -346,6 +350,26 @@ std::unique_ptr<Problem> in_other_pages(const AttentionSpec& spec, const BitsOpt
   return other;
 }
 
+// The last rows of each sequence, as a decode has them: each by itself, against the keys up to its own.
+Outcome row_by_row(int rows, Problem& problem, Engine& engine, const AttentionSpec& spec) {
+  if (!takes_cuts(spec) || !not_in_parts(spec).empty() || reads_any(spec, {FormulaName::batch}) ||
+      info_of(spec.op).writes_gradients)
+    throw Error(ErrorCode::invalid_argument,
+                "--decode launches rows of a prompt one by one; a forward with the mask causal, without "
+                "dropout, offsets, tables and padding, would work");
+  Outcome all{.what = "the last rows one by one"};
+  const Progress progress(all.what);
+  for (const verify::Sequence& s : problem.layout().sequences)
+    for (int row = std::max({s.seqlen_q - rows, s.seqlen_q - s.seqlen_k, 0}); row < s.seqlen_q; ++row) {
+      const Part part{.entry = s.batch, .row = row, .end = row + 1};
+      problem.launch(engine, spec, part);
+      const Outcome one = problem.compare("", part);
+      all.rows += one.rows;
+      all.changed += one.changed;
+    }
+  return all;
+}
+
 std::vector<Outcome> compare_all(const BitsOptions& options, const AttentionSpec& spec, Device device) {
   MaskOptions masks = options.masks;
   masks.lengths_k = options.shape.lengths();
@@ -354,9 +378,12 @@ std::vector<Outcome> compare_all(const BitsOptions& options, const AttentionSpec
   EngineOptions engine_options = options.device.engine();
   engine_options.device = device.str();
   Engine engine(engine_options);
-  const std::unique_ptr<Problem> repaged = spec.paged && spec.kv_scale != KvScale::token_head
-                                               ? in_other_pages(spec, options, problem, shape, masks)
-                                               : nullptr;
+  std::vector<std::unique_ptr<Problem>> repaged;
+  if (spec.paged && spec.kv_scale != KvScale::token_head)
+    for (const int times : {2, 8})
+      if (times == 2 || options.random > 0)
+        if (auto other = in_other_pages(spec, options, problem, shape, masks, times))
+          repaged.push_back(std::move(other));
   problem.work().place(device);
   problem.work().compute_forward(engine);
   problem.launch(engine, spec);
@@ -375,17 +402,18 @@ std::vector<Outcome> compare_all(const BitsOptions& options, const AttentionSpec
   const bool takes_workspace = problem.work().args_for(engine.get(spec, shape)).workspace.has_value();
   if (takes_workspace && !info_of(spec.op).few_rows && !info_of(spec.op).writes_gradients)
     try_way("no workspace", engine, spec, {.workspace = false});
-  if (options.random > 0) outcomes.push_back(among_random_neighbours(options, problem, engine, spec));
-  if (repaged) {
-    repaged->work().place(device);
-    repaged->launch(engine, spec);
-    repaged->take_base_of(problem);
-    outcomes.push_back(repaged->compare("pages of twice the size, in another order"));
-    if (options.random > 0) {
-      outcomes.push_back(among_random_neighbours(options, *repaged, engine, spec));
-      outcomes.back().what += ", in these pages";
-    }
+  std::vector<Problem*> in_any_pages = {&problem};
+  for (const auto& other : repaged) {
+    other->work().place(device);
+    other->take_base_of(problem);
+    in_any_pages.push_back(other.get());
   }
+  if (!repaged.empty()) {
+    repaged.front()->launch(engine, spec);
+    outcomes.push_back(repaged.front()->compare("pages of twice the size, in another order"));
+  }
+  if (options.random > 0) outcomes.push_back(among_random_neighbours(options, in_any_pages, engine, spec));
+  if (options.decoded > 0) outcomes.push_back(row_by_row(options.decoded, problem, engine, spec));
   if (device.kind == Device::Kind::cpu)
     for (const int threads : {1, 3}) {
       engine_options.num_threads = threads;
@@ -453,7 +481,11 @@ Verb add_bits(const Arguments& parent) {
       .capture_default_str()
       .at_least(0);
   app.add_option("--random", options->random,
-                 "Launches of packed sequences among others, cut at random, to compare")
+                 "Launches of packed sequences among others, cut at random, in random pages, to compare")
+      .capture_default_str()
+      .at_least(0);
+  app.add_option("--decode", options->decoded,
+                 "Rows at the end of each sequence to launch one by one, as a decode has them")
       .capture_default_str()
       .at_least(0);
   add_output(app, options->json);

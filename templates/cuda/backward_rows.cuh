@@ -98,7 +98,7 @@ struct RowOfTile {
 
 // formula_gradient.cuh defines these. Kernels without formulas name them, too, and nvcc must know that they
 // are templates.
-template <int rows, class Mask, class Others>
+template <int rows, int tiles, class Mask, class Others>
 FLASHJIT_FN void drop_pairs(float* scores, const Mask& mask, const Problem& problem, int first_row,
                             int first_key, float value, const Others& others);
 template <class Spec, class Params>

@@ -406,32 +406,17 @@ class BackwardSm80 {
     const Problem problem = problem_of(step.head);
     const Mask mask(p_, problem);
     const int first_row = step.block.index * block_m + static_cast<int>(warp_row() + lane_ % 4 * 2);
-    if constexpr (has_formula<Mask>) {
-#pragma unroll
-      for (int i = 0; i < m_tiles; ++i)
-        drop_pairs<q_tiles * 8>(s[i][0], mask, problem, first_row,
-                                warp_key() + i * 16 + static_cast<int>(lane_ / 4), value,
-                                DropBy{*this, s, problem, first_row, value, i == 0});
-    } else {
-      drop_by(s, mask, problem, first_row, value);
-    }
+    const auto by_part = [&](const auto& part) { return drop_by(s, part, problem, first_row, value); };
+    if constexpr (has_formula<Mask>)
+      drop_pairs<q_tiles * 8, m_tiles>(s[0][0], mask, problem, first_row,
+                                       warp_key() + static_cast<int>(lane_ / 4), value, by_part);
+    else
+      by_part(mask);
   }
-  struct DropBy {
-    const BackwardSm80& kernel;
-    float (&s)[m_tiles][q_tiles][4];
-    const Problem& problem;
-    int first_row;
-    float value;
-    bool once;
-    template <class Part>
-    FLASHJIT_FN void operator()(const Part& part) const {
-      if (once) kernel.drop_by(s, part, problem, first_row, value);
-    }
-  };
-  // By a mask without formulas, or with intervals.
+  // By a mask without formulas, or with intervals. Returns its look-up of the warp's pairs.
   template <class Part>
-  FLASHJIT_FN void drop_by(float (&s)[m_tiles][q_tiles][4], const Part& mask, const Problem& problem,
-                           int first_row, float value) const {
+  FLASHJIT_FN int drop_by(float (&s)[m_tiles][q_tiles][4], const Part& mask, const Problem& problem,
+                          int first_row, float value) const {
     if constexpr (key_intervals<Part>) {
       // A key keeps an interval of rows, too. This thread's rows are 0, 1, 8, 9, 16, ... from first_row.
       // before(limit) counts those before `limit`.
@@ -453,6 +438,7 @@ class BackwardSm80 {
             for (int c = 0; c < 2; ++c)
               if (!(bits >> (2 * n + c) & 1)) s[i][n][half * 2 + c] = value;
         }
+      return not_found;
     } else {
       const int warp_first = first_row - static_cast<int>(lane_ % 4 * 2);
       const int found =
@@ -473,6 +459,7 @@ class BackwardSm80 {
             for (int half = 0; half < 2; ++half)
               if (!(words[0] >> (i * 16 + half * 8) & 1)) s[i][n][half * 2 + c] = value;
         }
+      return found;
     }
   }
 

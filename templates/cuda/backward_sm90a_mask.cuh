@@ -8,6 +8,7 @@ namespace flashjit::device {
 
 // Gives `value` to the pairs that a mask without formulas, or with intervals, drops. A thread's registers 4 i
 // ... 4 i + 3 hold rows 8 i + 2 (lane % 4) and the next one: first of key lane / 4, then of key lane / 4 + 8.
+// Returns the mask's look-up of the warp's pairs.
 // drops_rows: rows past the sequence's end are dropped, too. Else their lse does it.
 template <int block_m, bool drops_rows>
 struct Sm90aBackwardMasked {
@@ -18,7 +19,7 @@ struct Sm90aBackwardMasked {
   float value;
 
   template <class Part>
-  FLASHJIT_FN void operator()(const Part& mask) const {
+  FLASHJIT_FN int operator()(const Part& mask) const {
     if constexpr (key_intervals<Part>) {
       // A key keeps an interval of rows, too. This thread's rows are 0, 1, 8, 9, 16, ... from `base`.
       // before(limit) counts those before `limit`.
@@ -38,6 +39,7 @@ struct Sm90aBackwardMasked {
           for (int c = 0; c < 2; ++c)
             if (!(bits >> (2 * i + c) & 1)) scores[4 * i + 2 * r + c] = value;
       }
+      return not_found;
     } else {
       // A lane looks up rows for all lanes of its warp, which has 16 keys.
       const int found = mask.look_up({first_row, first_row + block_m}, {key, key + 16});
@@ -56,6 +58,7 @@ struct Sm90aBackwardMasked {
           if (!(bits >> 8 & 1)) scores[at + 2] = value;
         }
       }
+      return found;
     }
   }
 };

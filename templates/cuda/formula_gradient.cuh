@@ -198,48 +198,50 @@ class ScoreGradient<FormulaScore<Params, Formulas...>> {
   }
 };
 
-// Gives `value` to the pairs of a fragment that a mask with formulas drops. others(part): the same for a part
-// without.
-template <int rows, class Mask, class Others>
+// Gives `value` to the pairs that a mask with formulas drops, in `tiles` fragments of 16 keys each.
+// others(part) does the same for a part without formulas. It returns the part's look-up of all these pairs
+// (shared/mask.h).
+template <int rows, int tiles = 1, class Mask, class Others>
 FLASHJIT_FN void drop_pairs(float*, const Mask& mask, const Problem&, int, int, float, const Others& others) {
   others(mask);
 }
-template <int rows, class A, class B, class Others>
+template <int rows, int tiles = 1, class A, class B, class Others>
 FLASHJIT_FN void drop_pairs(float* scores, const Both<A, B>& mask, const Problem& problem, int first_row,
                             int first_key, float value, const Others& others) {
   if constexpr (has_formula<A> || has_formula<B>) {
-    drop_pairs<rows>(scores, mask.a, problem, first_row, first_key, value, others);
-    drop_pairs<rows>(scores, mask.b, problem, first_row, first_key, value, others);
+    drop_pairs<rows, tiles>(scores, mask.a, problem, first_row, first_key, value, others);
+    drop_pairs<rows, tiles>(scores, mask.b, problem, first_row, first_key, value, others);
   } else {
     others(mask);
   }
 }
-// Only blocks without a bitmask ask the masks that lists were made of. A thread's pairs are of one listed
-// block if those of its warp are.
-template <int rows, class Blocks, class Masks, class Others>
+// Only blocks without a bitmask ask the masks that lists were made of.
+template <int rows, int tiles = 1, class Blocks, class Masks, class Others>
 FLASHJIT_FN void drop_pairs(float* scores, const Listed<Blocks, Masks>& mask, const Problem& problem,
                             int first_row, int first_key, float value, const Others& others) {
-  others(mask.blocks);
-  const int found = mask.blocks.look_up({first_row, first_row + rows - 6}, {first_key, first_key + 9});
-  if (__any_sync(0xffffffff, found == by_masks || found == not_found))
-    drop_pairs<rows>(scores, mask.others, problem, first_row, first_key, value, others);
+  const int found = others(mask.blocks);
+  if (found == by_masks || found == not_found)
+    drop_pairs<rows, tiles>(scores, mask.others, problem, first_row, first_key, value, others);
 }
-template <int rows, class Formula, class Params, class Others>
+template <int rows, int tiles = 1, class Formula, class Params, class Others>
   requires(!Formula::interval)
 FLASHJIT_FN void drop_pairs(float* scores, const FormulaMask<Formula, Params>& mask, const Problem&,
                             int first_row, int first_key, float value, const Others&) {
-  const auto place = [&](int i, int j) {
-    return FormulaKey(FormulaRow(mask.problem, first_row + 8 * i + j % 2, mask.problem.heads.begin),
-                      first_key + j / 2 * 8);
-  };
-  const decltype(Formula::of_key(place(0, 0))) of_key[2] = {Formula::of_key(place(0, 0)),
-                                                            Formula::of_key(place(0, 2))};
 #pragma unroll
-  for (int i = 0; i < rows / 8; ++i) {
+  for (int tile = 0; tile < tiles; ++tile) {
+    const auto place = [&](int i, int j) {
+      return FormulaKey(FormulaRow(mask.problem, first_row + 8 * i + j % 2, mask.problem.heads.begin),
+                        first_key + tile * 16 + j / 2 * 8);
+    };
+    const decltype(Formula::of_key(place(0, 0))) of_key[2] = {Formula::of_key(place(0, 0)),
+                                                              Formula::of_key(place(0, 2))};
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      if (!Formula::value(place(i, j), of_key[j / 2]).v) scores[4 * i + j] = value;
-    end_of_columns<Formula::loads>(i);
+    for (int i = 0; i < rows / 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (!Formula::value(place(i, j), of_key[j / 2]).v) scores[tile * (rows / 2) + 4 * i + j] = value;
+      end_of_columns<Formula::loads>(i);
+    }
   }
 }
 

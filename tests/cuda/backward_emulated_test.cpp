@@ -1,9 +1,11 @@
 // The GPU backward's own code on the host, thread by thread (emulator/emulator.hpp), against the float64
 // oracle: tiles, masks, heads of a group, packed sequences, dropout, dQ by sums and by its own kernel.
 #include "codegen/families/search_space.hpp"
+#include "codegen/formulas/formula_traits.hpp"
 #include "cuda/backward_dq_sm80.cuh"
 #include "cuda/backward_sm80.cuh"
 #include "tests/cuda/emulated_backward.hpp"
+#include "tests/support/documents.hpp"
 
 namespace flashjit::testing_support {
 namespace {
@@ -22,6 +24,15 @@ template <int block_m, int block_n, int num_stages, int num_warps>
 using ConfigOf = TilesOf<block_m, block_n, num_stages, num_warps>;
 
 struct Sm80Kernels {
+  template <class Spec>
+  static BackwardParamsOf<Spec> params_of(const AttentionSpec& spec, const StepLaunch& step) {
+    if (!learns<Spec> || has_gradients(spec)) return params_for<BackwardParamsOf<Spec>>(step);
+    BackwardParamsOf<Spec> p{};
+    if constexpr (learns<Spec>)
+      static_cast<device::WithFormulas<device::CudaBackwardParams>&>(p) =
+          params_for<device::WithFormulas<device::CudaBackwardParams>>(step);
+    return p;
+  }
   template <class Spec, class Config>
   static void launch(const Case& given, AttentionArgs args) {
     const KernelConfig config{Config::block_m, Config::block_n, Config::num_stages, Config::num_warps};
@@ -36,7 +47,7 @@ struct Sm80Kernels {
     operation.plan(kernel, args, launch);
     if (launch.size() == 0) return;
     ASSERT_EQ(launch.size(), learns<Spec> && Spec::deterministic ? 4u : 3u);
-    const auto& p = params_for<BackwardParamsOf<Spec>>(launch[0]);
+    const auto p = params_of<Spec>(given.spec, launch[0]);
     constexpr int threads = Config::num_warps * 32;
     run_grid(launch[0].grid, device::backward_threads, 0, [&] { device::backward_prepare<Spec, false>(p); });
     constexpr device::CudaBackwardLayout layout{Spec::head_dim,     Spec::head_dim_v,   Config::block_m,
@@ -191,6 +202,17 @@ TEST_F(BackwardOnGpu, RowsWithoutGradients) {
   expect<SpecOf<Bf16, 24, 40, BottomRight>, Config>(c, {CausalMask{}}, stop);
   expect<WithInverse<SpecOf<Bf16, 24, 16>>, Config>(c, {}, stop);
   expect<WithInverse<Deterministic<SpecOf<Bf16, 16, 16, BottomRight>>>, Config>(c, {CausalMask{}});
+}
+
+// Some blocks have bitmasks, the masks test others; a warp's keys are within a listed block or have parts of
+// two.
+TEST_F(BackwardOnGpu, ListsOfItsMasks) {
+  Case c{.batch = 2, .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 150, .seed = 21};
+  c.named = documents_of(40, 2, 150);
+  using Spec = SpecOf<Bf16, 40, 24>;
+  expect_listed<ListedDocuments<Spec, 128, 128>, ConfigOf<32, 128, 2, 4>>(c);
+  expect_listed<ListedDocuments<Spec, 64, 16>, ConfigOf<32, 128, 2, 4>>(c);
+  expect_listed<ListedDocuments<Spec, 48, 80>, ConfigOf<32, 64, 1, 4>>(c);
 }
 
 // NaN and infinity reach no gradient through a pair that a mask with block lists drops, in blocks that are

@@ -10,7 +10,6 @@
 #include "cuda/backward_sm90a_dq.cuh"
 #include "shared/backward_cpu_params.h"
 #include "tests/cuda/emulated_backward.hpp"
-#include "tests/cuda/listed_specs.hpp"
 #include "tests/support/documents.hpp"
 #include "tools/verify/random_tensor.hpp"
 
@@ -215,46 +214,7 @@ struct Sm90aKernels {
     }
   }
 };
-class BackwardSm90a : public EmulatedBackward<Sm90aKernels> {
- protected:
-  // Lists of the spec's own masks, against gradients by the masks alone.
-  template <class Spec, class Config>
-  void expect_listed(Case given) {
-    if (!has_turn()) return;
-    AttentionSpec spec = Spec::add_to(spec_of<Spec>(Operation::backward, {}));
-    given.spec = without_lists(spec);
-    Workload workload(host, given);
-    AttentionArgs args = workload.args();
-    const MaskTables lists = set_lists_of_masks(spec, args);
-    workload.reset();
-    given.spec = std::move(spec);
-    Sm90aKernels::launch<Spec, Config>(given, args);
-    EXPECT_TRUE(workload.check()) << "block_m " << Config::block_m;
-  }
-};
-// The backward's formulas keep what they read of a key.
-template <class Base, int block_m, int block_n>
-struct ListedDocuments : WithLists<Base, LearnedParams, block_m, block_n> {
-  static constexpr bool learns = true;
-  using Params = LearnedParams;
-  using Document = typename WithLists<Base, LearnedParams, block_m, block_n>::table_document;
-  struct SameDocument : device::Formula {
-    static constexpr bool by_key = true, loads = true;
-    template <class At>
-    static auto of_key(const At& at) {
-      return device::row_values(at.read(Document(), at.batch, at.key));
-    }
-    template <class At, class OfKey>
-    static auto value(const At& at, const OfKey& of_key) {
-      return at.read(Document(), at.batch, at.position) == of_key.a;
-    }
-  };
-  using Mask =
-      device::Intersect<device::Bounds,
-                        device::Listed<device::BlockSparse<block_m, block_n, false, true>,
-                                       device::Intersect<device::Causal<device::Align::bottom_right>,
-                                                         device::FormulaMask<SameDocument, Params>>>>;
-};
+using BackwardSm90a = EmulatedBackward<Sm90aKernels>;
 
 // Formulas with and without derivatives, what they learn, and masks that are tested or intervals: beside the
 // heads of a group, dropout, packed sequences, block lists, and with dQ by its own kernel.

@@ -10,9 +10,34 @@
 #include "tests/cuda/emulated_attention.hpp"
 #include "tests/cuda/far_rows.hpp"
 #include "tests/cuda/learned_specs.hpp"
+#include "tests/cuda/listed_specs.hpp"
 #include "tests/support/planned_kernel.hpp"
 
 namespace flashjit::testing_support {
+
+// The backward's formulas keep what they read of a key.
+template <class Base, int block_m, int block_n>
+struct ListedDocuments : WithLists<Base, LearnedParams, block_m, block_n> {
+  static constexpr bool learns = true;
+  using Params = LearnedParams;
+  using Document = typename WithLists<Base, LearnedParams, block_m, block_n>::table_document;
+  struct SameDocument : device::Formula {
+    static constexpr bool by_key = true, loads = true;
+    template <class At>
+    static auto of_key(const At& at) {
+      return device::row_values(at.read(Document(), at.batch, at.key));
+    }
+    template <class At, class OfKey>
+    static auto value(const At& at, const OfKey& of_key) {
+      return at.read(Document(), at.batch, at.position) == of_key.a;
+    }
+  };
+  using Mask =
+      device::Intersect<device::Bounds,
+                        device::Listed<device::BlockSparse<block_m, block_n, false, true>,
+                                       device::Intersect<device::Causal<device::Align::bottom_right>,
+                                                         device::FormulaMask<SameDocument, Params>>>>;
+};
 
 // Kernels: with launch<Spec, Config>(case, arguments).
 template <class Kernels>
@@ -40,6 +65,20 @@ class EmulatedBackward : public EmulatorTest {
     EXPECT_TRUE(workload.check()) << "block_m " << Config::block_m << ", block_n " << Config::block_n << ", "
                                   << Config::num_stages << " stages, " << Config::num_warps
                                   << " warps, deterministic " << Spec::deterministic;
+  }
+  // Lists of the spec's own masks, against gradients by the masks alone.
+  template <class Spec, class Config>
+  void expect_listed(Case given) {
+    if (!has_turn()) return;
+    AttentionSpec spec = Spec::add_to(spec_of<Spec>(Operation::backward, {}));
+    given.spec = without_lists(spec);
+    Workload workload(host, given);
+    AttentionArgs args = workload.args();
+    const MaskTables lists = set_lists_of_masks(spec, args);
+    workload.reset();
+    given.spec = std::move(spec);
+    Kernels::template launch<Spec, Config>(given, args);
+    EXPECT_TRUE(workload.check()) << "block_m " << Config::block_m;
   }
 };
 

@@ -406,13 +406,24 @@ class BackwardSm80 {
     const Problem problem = problem_of(step.head);
     const Mask mask(p_, problem);
     const int first_row = step.block.index * block_m + static_cast<int>(warp_row() + lane_ % 4 * 2);
-    const auto by_part = [&](const auto& part) { return drop_by(s, part, problem, first_row, value); };
     if constexpr (has_formula<Mask>)
       drop_pairs<q_tiles * 8, m_tiles>(s[0][0], mask, problem, first_row,
-                                       warp_key() + static_cast<int>(lane_ / 4), value, by_part);
+                                       warp_key() + static_cast<int>(lane_ / 4), value,
+                                       DropBy{*this, s, problem, first_row, value});
     else
-      by_part(mask);
+      drop_by(s, mask, problem, first_row, value);
   }
+  struct DropBy {
+    const BackwardSm80& kernel;
+    float (&s)[m_tiles][q_tiles][4];
+    const Problem& problem;
+    int first_row;
+    float value;
+    template <class Part>
+    FLASHJIT_FN int operator()(const Part& part) const {
+      return kernel.drop_by(s, part, problem, first_row, value);
+    }
+  };
   // By a mask without formulas, or with intervals. Returns its look-up of the warp's pairs.
   template <class Part>
   FLASHJIT_FN int drop_by(float (&s)[m_tiles][q_tiles][4], const Part& mask, const Problem& problem,

@@ -119,10 +119,10 @@ struct DecodeMerge {
       return {batch, tile, entry.units.at(0), entry.units.at(entry.units.count - 1) + 1};
     } else {
       const DecodeUnits<Spec, Entry> units(p, static_cast<int>(tid_x() % 32));
-      const DecodeShares shares(units.total(), nctaid_x(), D::Producer::least_units);
+      const EqualShares shares(units.total(), nctaid_x(), D::Producer::least_units);
       if (x + 1 >= shares.used) return {};
       const u32 last = shares.begin(x + 1) - 1;  // unit of block x
-      const DecodePlace place = units.find(last);
+      const UnitPlace place = units.find(last);
       const int tile_units = Entry(p, place.batch).tile_units(), tile = place.skipped / tile_units;
       const u32 begin = last - static_cast<u32>(place.skipped - tile * tile_units), end = begin + tile_units;
       if (end == last + 1 || begin < shares.begin(x)) return {};

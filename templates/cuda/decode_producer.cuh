@@ -58,10 +58,10 @@ class DecodeProducer {
   FLASHJIT_FN void run() {
     if (index_ >= layout.copiers) return;
     const DecodeUnits<Spec, Entry> units(p_, lane_);
-    const DecodeShares shares(units.total(), nctaid_x(), least_units);
+    const EqualShares shares(units.total(), nctaid_x(), least_units);
     const u32 block = ctaid_x(), begin = shares.begin(min(block, shares.used)),
               end = shares.begin(min(block + 1, shares.used));
-    DecodeWalk<Entry> walk(p_, begin < end ? units.find(begin) : DecodePlace{}, end - begin);
+    DecodeWalk<Entry> walk(p_, begin < end ? units.find(begin) : UnitPlace{}, end - begin);
     DecodeSegment segment;
     int count = 0;
     for (; walk.next(segment); ++count) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "shared/decode_cuda_params.h"
+#include "shared/equal_shares.h"
 #include "shared/key_gap.h"
 #include "shared/mask.h"
 
@@ -81,31 +82,6 @@ struct DecodeEntry {
   }
 };
 
-// Equal shares of `total` units, at most 2^31 - 1, for the blocks of a grid: they differ by a unit. The first
-// `used` blocks have one.
-struct DecodeShares {
-  u32 total, used;
-  u32 size, larger;  // the first `larger` shares have size + 1 units
-
-  // A block has at least `least` units, if there are so many.
-  FLASHJIT_FN DecodeShares(u32 units, u32 blocks, u32 least)
-      : total(units),
-        used(min(max(units / least, 1u), blocks)),
-        size(units / used),
-        larger(units - size * used) {}
-  // For block <= used.
-  FLASHJIT_FN u32 begin(u32 block) const { return block * size + min(block, larger); }
-  FLASHJIT_FN u32 block_of(u32 unit) const {
-    const u32 in_larger = larger * (size + 1);
-    return unit < in_larger ? unit / (size + 1) : larger + (unit - in_larger) / size;
-  }
-};
-
-// A unit's place: its batch entry, and the units of that entry before it.
-struct DecodePlace {
-  int batch, skipped;
-};
-
 // A tile's rows.
 struct DecodeTile {
   int head_kv, first_head;  // first_head: of q
@@ -136,7 +112,7 @@ struct DecodeSegment {
 template <class Entry>
 class DecodeWalk {
  public:
-  FLASHJIT_FN DecodeWalk(const CudaDecodeParams& p, DecodePlace begin, u32 left)
+  FLASHJIT_FN DecodeWalk(const CudaDecodeParams& p, UnitPlace begin, u32 left)
       : p_(p), left_(static_cast<int>(left)), batch_(begin.batch) {
     if (left_ == 0) return;
     entry_ = Entry(p, batch_);

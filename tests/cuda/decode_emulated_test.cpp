@@ -415,7 +415,7 @@ TEST(DecodeWork, IsSharedEvenly) {
       device::u32 units = 0;
       const auto entry_of = [&](int batch) { return Entry(p, batch); };
       for (int b = 0; b < p.batch; ++b) units += static_cast<device::u32>(entry_of(b).all_units());
-      const device::DecodeShares shares(units, static_cast<device::u32>(blocks), 2);
+      const device::EqualShares shares(units, static_cast<device::u32>(blocks), 2);
       int batch = 0, tile = 0, step = 0;  // expected next
       device::u32 before = 0;             // units of entries before `at`
       int at = 0;

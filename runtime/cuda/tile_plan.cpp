@@ -61,18 +61,26 @@ std::int64_t steps_of_longest(const AttentionSpec& spec, const KernelConfig& con
   return ceil_div(std::max(keys, std::int64_t{1}), config.block_n);
 }
 
+// Whether the device divides keys by their lengths (cuda/forward_sm90a_lengths.cuh).
+bool divides_by_length(const AttentionSpec& spec) {
+  const bool on_device = is_cached(spec) || find_mask<PaddingMask>(spec.mask);
+  return std::max(spec.head_dim, spec.head_dim_v) > 256 && on_device;
+}
+
 // How many parts the keys of each tile have, all of which multiprocessors compute at the same time: an
 // estimate in microseconds of an H100 (tests/bench/log/gpu_forward_sm90a.md). A multiprocessor multiplies
-// 6 TFLOP/s. Parts take 3 us for a second step, and 0.25 us each to be written and read again. The second
-// step begins 8 us later if the first leaves it no multiprocessor to wait on.
+// 6 TFLOP/s. Parts take 3 us for a second step, and 0.25 us each to be written and read again, or 0.06 us
+// where the second step reads many at once. It begins 8 us later if the first step leaves it no
+// multiprocessor to wait on.
 int parts_of_keys(const AttentionSpec& spec, const KernelConfig& config, std::int64_t steps,
                   std::int64_t tiles, int multiprocessors) {
   const double step = 2e-6 / 6 * config.block_m * config.block_n * (spec.head_dim + spec.head_dim_v);
+  const double part = divides_by_length(spec) ? 0.06 : 0.25;
   int best = 1;
   double least = step * static_cast<double>(steps);
   for (int parts = 2; parts <= std::min(multiprocessors / tiles, steps); ++parts) {
     const double late = 10 * tiles * parts > 9 * std::int64_t{multiprocessors} ? 8 : 0;
-    const double time = step * static_cast<double>(ceil_div(steps, parts)) + 3 + 0.25 * parts + late;
+    const double time = step * static_cast<double>(ceil_div(steps, parts)) + 3 + part * parts + late;
     if (time >= least) continue;
     least = time;
     best = parts;
@@ -99,12 +107,6 @@ int divided_fixed_parts(const AttentionSpec& spec, const KernelConfig& config, s
   return pays && tiles * parts <= device::most_forward_parts ? parts : 1;
 }
 
-// Whether the device divides keys by their lengths (cuda/forward_sm90a_lengths.cuh).
-bool divides_by_length(const AttentionSpec& spec) {
-  const bool on_device = is_cached(spec) || find_mask<PaddingMask>(spec.mask);
-  return std::max(spec.head_dim, spec.head_dim_v) > 256 && on_device;
-}
-
 }  // namespace
 
 bool divides_fixed_parts(const AttentionSpec& spec) {
@@ -113,7 +115,7 @@ bool divides_fixed_parts(const AttentionSpec& spec) {
 
 PartsWorkspace::PartsWorkspace(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,
                                const Shape& shape) {
-  std::int64_t parts = multiprocessors;
+  std::int64_t parts = divides_by_length(spec) ? 2 * multiprocessors : multiprocessors;
   if (divides_fixed_parts(spec)) {
     const std::int64_t tiles = std::int64_t{shape.batch} * shape.num_heads_q *
                                ceil_div(std::max(shape.seqlen_q, 1), config.block_m),
@@ -169,7 +171,11 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
   Tiles tiles = count_tiles(p, heads_q, config.block_m, tokens);
   p.parts = 1;
   std::int64_t at_once = multiprocessors;
-  if (workspace && tiles.all() * 2 <= multiprocessors) {
+  const std::int64_t of_entry = tiles.all() / std::max(p.batch, 1);
+  // Where only the device knows which sequences are long, any number of them is divided, if shares of a few
+  // tiles leave few multiprocessors without any.
+  const bool ragged = divides_by_length(spec) && (p.seqlens_k || p.cu_seqlens_k);
+  if (workspace && (tiles.all() * 2 <= multiprocessors || (ragged && of_entry * 8 <= multiprocessors))) {
     const std::int64_t steps = steps_of_longest(spec, config, p, tokens);
     p.parts_o = static_cast<float*>(workspace);
     if (divides_fixed_parts(spec)) {
@@ -185,20 +191,21 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
       p.parts_state = p.parts_o + places.outputs;
       if (divides_by_length(spec)) {
         // As many parts as pay for the longest sequence alone, if others leave it room.
-        const std::int64_t of_entry = tiles.all() / p.batch;
-        p.parts = parts > 0 ? parts : parts_of_keys(spec, config, steps, of_entry, multiprocessors);
+        if (p.batch <= std::numeric_limits<std::int32_t>::max() / (steps + 2))
+          p.parts = parts > 0 ? parts : parts_of_keys(spec, config, steps, of_entry, multiprocessors);
         p.part_blocks = static_cast<int>(ceil_div(steps, p.parts));
         // Where the grid takes every multiprocessor, the second step begins 8 us later.
         const std::int64_t blocks = multiprocessors - multiprocessors / 32;
-        p.part_slots = static_cast<int>(std::min(blocks / of_entry, std::int64_t{p.batch} * p.parts));
-        p.parts_of_entries = p.parts_state + places.states;
+        p.shares = static_cast<int>(std::min(blocks / of_entry, std::int64_t{p.batch} * p.parts));
+        p.begun = p.parts_state + places.states;
         p.turned_heads = 0;
         p.section_heads = 1;  // the schedule has a section, which no block of the grid asks for
-        if (p.parts > 1) return {static_cast<unsigned>(p.part_slots * of_entry)};
+        if (p.parts > 1) return {static_cast<unsigned>(p.shares * of_entry)};
+      } else {
+        p.parts = parts > 0 ? parts : parts_of_keys(spec, config, steps, tiles.all(), multiprocessors);
+        p.part_blocks = static_cast<int>(ceil_div(steps, p.parts));
+        tiles.heads *= p.parts;  // in the schedule a part is a tile of another head
       }
-      p.parts = parts > 0 ? parts : parts_of_keys(spec, config, steps, tiles.all(), multiprocessors);
-      p.part_blocks = static_cast<int>(ceil_div(steps, p.parts));
-      tiles.heads *= p.parts;  // in the schedule a part is a tile of another head
     }
   }
   if (config.tile_order == TileOrder::sections) {
@@ -221,8 +228,11 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
 Grid merge_grid(const AttentionSpec& spec, const KernelConfig& config, const device::Sm90aForwardParams& p) {
   const int at_once = device::forward_merge_rows(spec.head_dim_v), tokens = config.block_m / p.packed_heads;
   const int rows = std::min(p.seqlen_q, tokens) * p.packed_heads;  // of a tile, at most
-  return {static_cast<unsigned>(ceil_div(rows, at_once)), static_cast<unsigned>(ceil_div(p.seqlen_q, tokens)),
-          static_cast<unsigned>(p.batch * p.num_heads_q / p.packed_heads)};
+  const auto of_tile = static_cast<unsigned>(ceil_div(rows, at_once));
+  const std::int64_t heads = p.num_heads_q / p.packed_heads, tiles = ceil_div(p.seqlen_q, tokens);
+  if (divides_by_length(spec))
+    return {of_tile, static_cast<unsigned>(heads * tiles), static_cast<unsigned>(p.shares)};
+  return {of_tile, static_cast<unsigned>(tiles), static_cast<unsigned>(p.batch * heads)};
 }
 
 }  // namespace flashjit::cuda

@@ -92,25 +92,13 @@ struct ForwardSm90a {
                                                                               : 56) +
                                                                 consumers * Config::given_registers;
 
-  // Whether the device divides keys by their lengths: it alone knows them, and a launch has few tiles.
+  // Whether the device divides keys by their lengths, which it alone knows.
   static constexpr bool by_length = max(Spec::head_dim, Spec::head_dim_v) > 256 &&
                                     (Spec::paged || Mask::padding);
   // Whether parts begin at fixed keys, and how many blocks one has.
   static constexpr bool fixed_parts =
       forward_has_fixed_parts(Spec::batch_invariant, Spec::head_dim, Spec::head_dim_v);
   static constexpr int fixed_blocks = forward_part_blocks(block_n);
-  // Leaves a part of a tile's blocks.
-  template <class Walk>
-  static FLASHJIT_FN void take_part(const Sm90aForwardParams& p, [[maybe_unused]] const Shared& shared,
-                                    Walk& walk, int part) {
-    if constexpr (by_length) {
-      const Sm90aOwnPart own = shared.own_part();
-      walk.take_part(part, own.blocks, part == own.count - 1);
-    } else {
-      walk.take_part(part, fixed_parts ? fixed_blocks : p.part_blocks, part == p.parts - 1, fixed_parts);
-    }
-  }
-
   // A tile's positions in its sequence.
   struct Work {
     Problem problem;
@@ -125,6 +113,23 @@ struct ForwardSm90a {
           rows{block * Rows(p).tokens, min((block + 1) * Rows(p).tokens, problem.seqlen_q)},
           rows_end(min((block + 1) * Rows(p).tokens, problem.rows)) {}
   };
+
+  // The blocks of a tile, or of a part of it.
+  static FLASHJIT_FN BlockWalk<Keys, Mask> walk(const Sm90aForwardParams& p,
+                                                [[maybe_unused]] const Shared& shared, const Mask& mask,
+                                                const Work& work, int part) {
+    Span within = {0, 0x7fffffff};
+    if constexpr (by_length)
+      if (p.parts > 1) within = shared.share().keys(work.problem.batch, block_n);
+    BlockWalk<Keys, Mask> blocks(mask, work.rows, block_n, within);
+    if (!by_length && p.parts > 1)
+      blocks.take_part(part, fixed_parts ? fixed_blocks : p.part_blocks, part == p.parts - 1, fixed_parts);
+    return blocks;
+  }
+  // Whether a tile is a part of one, as its `part` says.
+  static FLASHJIT_FN bool is_part(const Sm90aForwardParams& p, int part) {
+    return by_length ? part != 0 : p.parts > 1;
+  }
 
   // Outputs are multiplied with this beside their normalizers.
   static FLASHJIT_FN float output_factor(const Sm90aForwardParams& p, [[maybe_unused]] int head_kv) {

@@ -82,9 +82,7 @@ class Sm90aConsumer {
     BlockWalk<Keys, Mask> walk_;
     FLASHJIT_FN Walked(const Sm90aForwardParams& p, const Shared& shared, const Mask& mask, const Work& work,
                        const Announcement& a)
-        : mask_(mask), walk_(mask, work.rows, block_n) {
-      if (p.parts > 1) Kernel::take_part(p, shared, walk_, a.part());
-    }
+        : mask_(mask), walk_(Kernel::walk(p, shared, mask, work, a.part())) {}
     FLASHJIT_FN bool next(Block& block) { return walk_.next(block); }
     FLASHJIT_FN void take(Block&, const Sm90aConsumer&) const {}
     template <class Heads>
@@ -166,9 +164,10 @@ class Sm90aConsumer {
         if constexpr (fixed_parts)
           if (aside_.any()) aside_.add_to_outputs(output_);
       }
-      if (p_.parts > 1)
-        write_part<Spec::head_dim_v, first_column>(p_, announced.place() * block_m + first_row() + lane_ / 4,
-                                                   lane_, output_, softmax_);
+      if (Kernel::is_part(p_, announced.part()))
+        write_part<Spec::head_dim_v, first_column>(p_, announced.place() * block_m, first_row() + lane_ / 4,
+                                                   (work.rows_end - work.rows.begin) * Rows(p_).heads, lane_,
+                                                   output_, softmax_);
       else
         write_output(output_rows(Work(p_, work.problem, not_ahead(work.m_block))), work.problem.head_q,
                      work.problem.head_kv, factor, lse);

@@ -1,21 +1,34 @@
-// Parts of keys by length, for outputs or keys of more than 256 columns in sm_90a's forward, where only the
-// device knows how long sequences are: each tile has parts of equally many blocks, the fewest blocks with
-// which all parts have a block of the grid of their own. A long sequence among short ones then takes most of
-// the grid.
+// Shares of keys by length, for outputs or keys of more than 256 columns in sm_90a's forward, where only the
+// device knows how long sequences are. All blocks of keys of all batch entries are divided into equal,
+// contiguous shares (shared/equal_shares.h). So a share has parts of several entries: the end of one that an
+// earlier share began, whole ones, and the beginning of one that a later share ends. As many blocks of the
+// grid as an entry has tiles have a share together, each its own tile of these entries: tiles of an entry
+// read the same keys at the same time.
 #pragma once
 
+#include "cuda/entry_units.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/tile_index.cuh"
 #include "shared/forward_sm90a_params.h"
+#include "shared/mask.h"
 #include "shared/params.h"
 #include "shared/problem.h"
 
 namespace flashjit::device {
 
-// Of a block of the grid, where the device divides keys by their lengths: the batch entry, or -1, the part of
-// its keys, and the blocks of a part and the number of parts.
-struct Sm90aOwnPart {
-  int batch, part, blocks, count;
+// From a block of keys of one batch entry to a block of another, which the share does not have.
+struct Sm90aShare {
+  int batch, block, end_batch, end_block;
+
+  FLASHJIT_FN bool has(int of_batch) const {
+    return of_batch < end_batch || (of_batch == end_batch && end_block > 0);
+  }
+  // Of an entry that it has: whether it has the first block and the last one.
+  FLASHJIT_FN bool begins(int of_batch) const { return of_batch > batch || block == 0; }
+  FLASHJIT_FN bool ends(int of_batch) const { return of_batch < end_batch; }
+  FLASHJIT_FN Span keys(int of_batch, int block_n) const {
+    return {begins(of_batch) ? 0 : block * block_n, ends(of_batch) ? 0x7fffffff : end_block * block_n};
+  }
 };
 
 template <class Kernel>
@@ -25,86 +38,75 @@ class Sm90aLengths {
   using Rows = typename Kernel::Rows;
 
  public:
-  // For the first warp, before a launch's first tile: finds the part of this block of the grid and writes it
-  // to shared memory. The block of a sequence's first part tells the merge where its parts lie.
+  // A tile costs as much as so many blocks beyond its own: its rows come and go.
+  static constexpr int tile_cost = 1;
+
+  // For the first warp, before a launch's first tile: finds the share of this block of the grid and writes it
+  // to shared memory.
   FLASHJIT_FN static void divide(const Sm90aForwardParams& p, u32 to, int lane) {
-    const int tiles = tiles_of_entry(p), place = static_cast<int>(blockIdx.x) / tiles;
-    int all = 0;
-    for (int batch = lane; batch < p.batch; batch += 32) all += blocks_of(p, batch);
-    int blocks = max(p.part_blocks, ceil_div(sum_of(all), p.part_slots)), too_few = blocks - 1;
-    while (count_all(p, blocks, lane) > p.part_slots) {
-      too_few = blocks;
-      blocks += max(blocks / 8, 1);
-    }
-    while (blocks - too_few > 1) {
-      const int middle = (too_few + blocks) / 2;
-      (count_all(p, middle, lane) > p.part_slots ? too_few : blocks) = middle;
-    }
-    Sm90aOwnPart own{-1, 0, blocks, 0};
-    int first = 0;
-    for (int begin = 0; begin < p.batch && own.batch < 0; begin += 32) {
-      const int batch = begin + lane, count = batch < p.batch ? count_of(p, batch, blocks) : 0;
-      int before = first, after = first;  // parts of entries before this lane's, and of all 32 and before
-      for (int i = 0; i < 32; ++i) {
-        const int other = __shfl_sync(0xffffffff, count, i);
-        if (i < lane) before += other;
-        after += other;
+    const auto units_of = [&](int batch) {
+      return batch < p.batch ? static_cast<u32>(tile_cost + hull_blocks(p, batch).size()) : 0;
+    };
+    const u32 tiles = tiles_of_entry(p), share = blockIdx.x / tiles;
+    const EqualShares shares(sum_of_units(p.batch, lane, units_of), p.shares, p.part_blocks + tile_cost);
+    Sm90aShare own{0, 0, 0, 0};
+    int begun[] = {-1, 0};
+    if (share < shares.used) {
+      const u32 end = shares.begin(share + 1);
+      const UnitPlace first = find_unit(shares.begin(share), lane, units_of);
+      const UnitPlace last = end < shares.total ? find_unit(end, lane, units_of) : UnitPlace{p.batch, 0};
+      own = {first.batch, block_at(p, first), last.batch, block_at(p, last)};
+      if (own.end_block > 0 && own.begins(last.batch)) {
+        const u32 last_unit = end - last.skipped + units_of(last.batch) - 1;
+        begun[0] = last.batch;
+        begun[1] = static_cast<int>(shares.block_of(last_unit) - share) + 1;
       }
-      for (int i = 0; i < 32; ++i) {
-        const int other = __shfl_sync(0xffffffff, before, i), size = __shfl_sync(0xffffffff, count, i);
-        if (place >= other && place < other + size) own = {begin + i, place - other, blocks, size};
-      }
-      first = after;
     }
     if (lane != 0) return;
-    st_shared_v4(to, own.batch, own.part, own.blocks, own.count);
-    if (own.batch < 0 || own.part > 0 || static_cast<int>(blockIdx.x) % tiles != 0) return;
-    const u32 parts[] = {static_cast<u32>(place), static_cast<u32>(own.count)};
-    st_global_v2(reinterpret_cast<u32*>(p.parts_of_entries) + 2 * own.batch, parts);
+    st_shared_v4(to, own.batch, own.block, own.end_batch, own.end_block);
+    if (blockIdx.x % tiles != 0) return;
+    const u32 words[] = {static_cast<u32>(begun[0]), static_cast<u32>(begun[1])};
+    st_global_v2(static_cast<u32*>(p.begun) + 2 * share, words);
   }
 
   // The tile of this block of the grid in that entry.
   FLASHJIT_FN static TileIndex tile(const Sm90aForwardParams& p, int batch) {
-    const int of_entry = static_cast<int>(blockIdx.x) % tiles_of_entry(p), m_blocks = tiles_of_head(p);
+    return tile(p, batch, static_cast<int>(blockIdx.x) % tiles_of_entry(p));
+  }
+  FLASHJIT_FN static TileIndex tile(const Sm90aForwardParams& p, int batch, int of_entry) {
+    const int m_blocks = ceil_div(p.seqlen_q, Rows(p).tokens);
     return {batch, of_entry / m_blocks * Rows(p).heads, of_entry % m_blocks};
   }
 
-  // For the merge: the number of a tile's first part among all parts, the number from a part to the next, and
-  // how many there are.
-  struct Parts {
-    int first, step, count;
-    FLASHJIT_FN Parts(const Sm90aForwardParams& p, int head, int m_block) : step(tiles_of_entry(p)) {
-      const int heads = p.num_heads_q / Rows(p).heads;
+  // The place of a part in the workspace. A block of the grid has two: for the entry that it ends, and for
+  // the one that it begins.
+  FLASHJIT_FN static int place(int block, bool begins) { return 2 * block + (begins ? 1 : 0); }
+
+  // For the merge: the entry that a share begins and another one ends, or -1, and how many parts it has.
+  struct Begun {
+    int batch, parts;
+    FLASHJIT_FN Begun(const Sm90aForwardParams& p, u32 share) {
       u32 words[2];
-      ld_global_cg_v2(words, reinterpret_cast<const float*>(p.parts_of_entries) + 2 * (head / heads));
-      first = (static_cast<int>(words[0]) * heads + head % heads) * tiles_of_head(p) + m_block;
-      count = static_cast<int>(words[1]);
+      ld_global_cg_v2(words, static_cast<const float*>(p.begun) + 2 * share);
+      batch = static_cast<int>(words[0]), parts = static_cast<int>(words[1]);
     }
   };
 
  private:
-  FLASHJIT_FN static int tiles_of_head(const Sm90aForwardParams& p) {
-    return ceil_div(p.seqlen_q, Rows(p).tokens);
-  }
   FLASHJIT_FN static int tiles_of_entry(const Sm90aForwardParams& p) {
-    return p.num_heads_q / Rows(p).heads * tiles_of_head(p);
+    return p.num_heads_q / Rows(p).heads * ceil_div(p.seqlen_q, Rows(p).tokens);
   }
-  FLASHJIT_FN static int blocks_of(const Sm90aForwardParams& p, int batch) {
-    return ceil_div(make_problem<Spec::varlen, Mask::padding, Spec::paged>(p, batch, 0).seqlen_k,
-                    Kernel::block_n);
+  // The blocks of keys that any row of an entry may see, by its first head.
+  FLASHJIT_FN static Span hull_blocks(const Sm90aForwardParams& p, int batch) {
+    const Problem problem = make_problem<Spec::varlen, Mask::padding, Spec::paged>(p, batch, 0);
+    const Span rows = {0, problem.seqlen_q}, hull = Mask(p, problem).hull(Keys{}, rows);
+    if (rows.empty() || hull.empty()) return {0, 0};
+    return {hull.begin / Kernel::block_n, (hull.end - 1) / Kernel::block_n + 1};
   }
-  // An entry without keys has a part, too: its rows are written.
-  FLASHJIT_FN static int count_of(const Sm90aForwardParams& p, int batch, int blocks) {
-    return max(ceil_div(blocks_of(p, batch), blocks), 1);
-  }
-  FLASHJIT_FN static int count_all(const Sm90aForwardParams& p, int blocks, int lane) {
-    int count = 0;
-    for (int batch = lane; batch < p.batch; batch += 32) count += count_of(p, batch, blocks);
-    return sum_of(count);
-  }
-  FLASHJIT_FN static int sum_of(int x) {
-    for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(0xffffffff, x, mask);
-    return x;
+  // The first blocks of an entry are one share's, whatever tiles see of them.
+  FLASHJIT_FN static int block_at(const Sm90aForwardParams& p, const UnitPlace& place) {
+    if (place.skipped <= tile_cost) return 0;
+    return hull_blocks(p, place.batch).begin + place.skipped - tile_cost;
   }
 };
 

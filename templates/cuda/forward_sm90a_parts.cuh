@@ -81,23 +81,26 @@ class PartsAside {
 };
 
 // Writes two rows of a part as a thread has them, in accumulators of the columns from first_column on. row:
-// the first one's number in the workspace; the second is 8 further.
+// the first one of them, row + 8 is the other. `first`: the place of the part's row 0 in the workspace. Rows
+// from `rows` on are nobody's.
 template <int head_dim_v, int first_column, class Softmax, int size>
-FLASHJIT_FN void write_part(const Sm90aForwardParams& p, int row, int lane, const float (&output)[size],
-                            const Softmax& softmax) {
+FLASHJIT_FN void write_part(const Sm90aForwardParams& p, int first, int row, int rows, int lane,
+                            const float (&output)[size], const Softmax& softmax) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int to = row + 8 * r;
-    write_floats(p.parts_o + to * head_dim_v + first_column, output, r, 1.f, lane % 4);
+    const bool exists = row + 8 * r < rows;
+    const int to = first + row + 8 * r;
+    if (exists) write_floats(p.parts_o + to * head_dim_v + first_column, output, r, 1.f, lane % 4);
     if constexpr (first_column > 0) continue;
     const PartState part = part_state(softmax, r);
     const u32 state[] = {__float_as_uint(part.maximum), __float_as_uint(part.sum)};
-    if (lane % 4 == 0) st_global_v2(p.parts_state + 2 * to, state);
+    if (exists && lane % 4 == 0) st_global_v2(p.parts_state + 2 * to, state);
   }
 }
 
-// The second kernel. Block (x, y, z) of the grid has some rows of tile y of head z, packed heads as one. A
-// team of threads has a row, four columns each.
+// The second kernel. Block (x, y, z) of the grid has some rows of tile y of head z, packed heads as one.
+// Where the device divides keys by their lengths, of tile y of the entry that share z begins and another one
+// ends. A team of threads has a row, four columns each.
 template <class Kernel>
 struct Sm90aPartsMerge {
   using Spec = typename Kernel::Spec;
@@ -105,7 +108,7 @@ struct Sm90aPartsMerge {
   using Sinks = typename Kernel::Sinks;
   using Softmax = typename Kernel::Softmax;
   // A long sequence may have as many parts as there are multiprocessors: each wait is for several of them.
-  static constexpr int parts_at_once = Kernel::by_length ? 8 : 2;
+  static constexpr int parts_at_once = Kernel::by_length ? 16 : 2;
   using Row = MergedRow<fp32, parts_at_once, FreshParts, Kernel::fixed_parts>;
   static constexpr u32 threads_of_row = Spec::head_dim_v / Row::columns;
   static constexpr int rows_at_once = forward_merge_rows(Spec::head_dim_v);
@@ -116,36 +119,42 @@ struct Sm90aPartsMerge {
     const int row = static_cast<int>(ctaid_x()) * rows_at_once + team;
     const typename Kernel::Rows rows(p);
     const u32 heads = static_cast<u32>(p.num_heads_q) / static_cast<u32>(rows.heads), head = ctaid_z();
-    const typename Kernel::Work work(
-        p, TileIndex{static_cast<int>(head / heads), static_cast<int>(head % heads) * rows.heads,
-                     static_cast<int>(ctaid_y())});
-    const int position = rows.positions(work.rows.begin, row)(0), head_of_row = rows.head(row);
-    griddepcontrol_wait();
-    if (team >= rows_at_once || row >= rows.tokens * rows.heads || position >= work.rows_end) return;
-
-    Row merged;
+    TileIndex tile{static_cast<int>(head / heads), static_cast<int>(head % heads) * rows.heads,
+                   static_cast<int>(ctaid_y())};
     int stride = static_cast<int>(nctaid_y()) * Kernel::block_m;  // rows from a part to the next
     int first =
         static_cast<int>(head) * p.parts * stride + static_cast<int>(ctaid_y()) * Kernel::block_m + row;
     int count = p.parts;
     if constexpr (Kernel::by_length) {
-      const typename Sm90aLengths<Kernel>::Parts parts(p, static_cast<int>(head),
-                                                       static_cast<int>(ctaid_y()));
-      first = parts.first * Kernel::block_m + row;
-      stride = parts.step * Kernel::block_m;
-      count = parts.count;
+      using Lengths = Sm90aLengths<Kernel>;
+      griddepcontrol_wait();
+      const typename Lengths::Begun begun(p, ctaid_z());
+      if (begun.batch < 0) return;
+      tile = Lengths::tile(p, begun.batch, static_cast<int>(ctaid_y()));
+      first = Lengths::place(static_cast<int>(head * nctaid_y() + ctaid_y()), false) * Kernel::block_m + row;
+      stride *= 2;
+      count = begun.parts;
     }
+    const typename Kernel::Work work(p, tile);
+    const int position = rows.positions(work.rows.begin, row)(0), head_of_row = rows.head(row);
+    if constexpr (!Kernel::by_length) griddepcontrol_wait();
+    if (team >= rows_at_once || row >= rows.tokens * rows.heads || position >= work.rows_end) return;
+
+    Row merged;
     if constexpr (Kernel::fixed_parts) {
       first += (count - 1) * stride;
       stride = -stride;
     }
     const float* const o = p.parts_o + first * Spec::head_dim_v + column;
     const float* const states = p.parts_state + 2 * first;
+    const auto rows_to = [&](int part) {  // from the first part
+      return part * stride + (Kernel::by_length && part == 0 ? Kernel::block_m : 0);
+    };
 #pragma unroll 1  // for the time of a compile
     for (int part = 0; part < count; part += parts_at_once)
       merged.add_some(
-          part, count, 1, [&](int i) { return o + i * (stride * Spec::head_dim_v); },
-          [&](int i) { return states + i * (2 * stride); });
+          part, count, 1, [&](int i) { return o + rows_to(i) * Spec::head_dim_v; },
+          [&](int i) { return states + 2 * rows_to(i); });
     // As a consumer does that has all of a row's keys.
     const float reference = fmaxf(merged.maximum, Softmax::lowest);
     const float sum = Softmax::checked(merged.sum, reference);

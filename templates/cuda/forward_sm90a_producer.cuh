@@ -65,12 +65,11 @@ class Sm90aProducer {
     if constexpr (several_warps)
       if (static_cast<int>(threadIdx.x) >= 32 * pages_.warps()) return;
     typename Kernel::Schedule schedule(p_, direction());
-    bool first = true;
-    for (TileIndex tile; next_tile(schedule, tile, first); first = false) {
+    TileIndex tile{-1, 0, 0};
+    while (next_tile(schedule, tile)) {
       const Work work(p_, tile);
       const Mask mask(p_, work.problem);
-      BlockWalk<Keys, Mask> walk(mask, work.rows, block_n);
-      if (p_.parts > 1) Kernel::take_part(p_, shared_, walk, part_ & 0x7fff);
+      BlockWalk<Keys, Mask> walk = Kernel::walk(p_, shared_, mask, work, part_ & 0x7fff);
       // The look-ups come before load_last_v(), which waits for a free buffer.
       PassedBlock block, next;
       const bool empty = !look_up(walk, block);
@@ -111,14 +110,17 @@ class Sm90aProducer {
     else
       return {};
   }
-  FLASHJIT_FN bool next_tile(typename Kernel::Schedule& schedule, TileIndex& tile,
-                             [[maybe_unused]] bool first) {
+  // Before the first tile `tile` is of batch entry -1.
+  FLASHJIT_FN bool next_tile(typename Kernel::Schedule& schedule, TileIndex& tile) {
     if constexpr (Kernel::by_length) {
       if (p_.parts > 1) {
-        const Sm90aOwnPart own = shared_.own_part();
-        if (!first || own.batch < 0) return false;
-        tile = Sm90aLengths<Kernel>::tile(p_, own.batch);
-        part_ = static_cast<int>(blockIdx.x) << 15 | own.part;
+        const Sm90aShare share = shared_.share();
+        const int batch = max(tile.batch + 1, share.batch);
+        if (!share.has(batch)) return false;
+        using Lengths = Sm90aLengths<Kernel>;
+        tile = Lengths::tile(p_, batch);
+        const bool begins = share.begins(batch), whole = begins && share.ends(batch);
+        part_ = whole ? 0 : Lengths::place(static_cast<int>(blockIdx.x), begins) << 15 | 1;
         return true;
       }
     }

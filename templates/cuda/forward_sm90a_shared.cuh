@@ -92,8 +92,8 @@ struct Sm90aShared {
   FLASHJIT_FN u32 v_full(int stage) const { return k_full(stage) + 16; }
   FLASHJIT_FN u32 v_empty(int stage) const { return k_full(stage) + 24; }
   FLASHJIT_FN u32 passed(int stage) const { return start + layout.passed + 8 * stage; }
-  FLASHJIT_FN Sm90aOwnPart own_part() const {
-    return *reinterpret_cast<const Sm90aOwnPart*>(memory + layout.own_part);
+  FLASHJIT_FN Sm90aShare share() const {
+    return *reinterpret_cast<const Sm90aShare*>(memory + layout.own_part);
   }
   FLASHJIT_FN PassedBlock passed_block(int stage) const {
     return reinterpret_cast<const PassedBlock*>(memory + layout.passed)[stage];

@@ -20,11 +20,12 @@ struct Sm90aForwardParams : ForwardParams {
   // In the workspace, [heads, parts, tiles of a head, block_m]: a row's output, and its maximum (log2) and
   // sum.
   float *parts_o, *parts_state;
-  // Where the device divides keys by their lengths (forward_sm90a_lengths.cuh): the most parts of all entries
-  // for each tile of an entry; part_blocks is then the least. In the workspace, for each entry: its first
-  // part and how many there are.
-  int part_slots;
-  void* parts_of_entries;
+  // Where the device divides keys by their lengths (forward_sm90a_lengths.cuh), if parts is not 1: how many
+  // shares there are at most; part_blocks is then the fewest blocks of a share. Parts of rows lie in the
+  // order [blocks of the grid, 2, block_m]. In the workspace, for each share: the batch entry that it begins
+  // and another one ends, or -1, and how many parts it has.
+  int shares;
+  void* begun;
 };
 
 // With batch_invariant a row's keys are added up in parts of so many blocks, which begin at multiples of

@@ -166,7 +166,7 @@ TEST_F(ForwardSm90a, KeysOfDsMla) {
 // warp has lanes; several tiles of an entry; lengths of a padding mask.
 TEST_F(ForwardSm90a, PartsByLength) {
   using Latent = WithPages<ValuesInKeys<SpecOf<Bf16, 264, 264, false>>>;
-  Case c{.batch = 4, .heads_q = 4, .heads_kv = 1, .seqlen_q = 2, .page_size = 16, .seed = 6};
+  Case c{.batch = 4, .heads_q = 4, .heads_kv = 1, .seqlen_q = 2, .seqlen_k = 900, .page_size = 16, .seed = 6};
   c.lengths_k = {20, 900, 0, 35};
   expect<Latent, DividedConfigOf<16, 2, true>>(c, {}, 30, 20);
   c.seqlen_q = 70, c.heads_q = 2;
@@ -178,6 +178,121 @@ TEST_F(ForwardSm90a, PartsByLength) {
   Case padded{.batch = 3, .heads_q = 2, .heads_kv = 1, .seqlen_q = 30, .seqlen_k = 300, .seed = 7};
   expect<SpecOf<Fp16, 16, 264, false, device::Padding>, DividedConfigOf<16, 1, false, waves>>(
       padded, {PaddingMask{}}, 8, 20);
+}
+
+// Shares that have the end of an entry, whole entries and the beginning of another one: more entries than
+// shares; rows of several lengths; keys before a window, which cost nothing; masks that the producer looks
+// up.
+TEST_F(ForwardSm90a, SharesOfManySequences) {
+  using Latent = ValuesInKeys<SpecOf<Bf16, 264, 264, false>>;
+  Case c{.batch = 40, .heads_q = 4, .heads_kv = 1, .seqlen_k = 333, .page_size = 16, .seed = 8};
+  for (int i = 0; i < c.batch; ++i) c.lengths_k.push_back(i * i * 37 % 61);
+  c.lengths_k[5] = 333;
+  expect<WithPages<Latent>, DividedConfigOf<16, 2, true>>(c, {}, 21, 12);
+  using Packed = ValuesInKeys<SpecOf<Fp16, 264, 264, true, BottomRight>>;
+  const Case packed{.heads_q = 2,
+                    .heads_kv = 1,
+                    .seqlen_k = 200,
+                    .lengths_q = {3, 0, 1, 40, 2},
+                    .lengths_k = {50, 7, 0, 140, 200},
+                    .page_size = 16,
+                    .seed = 9};
+  expect<WithPages<Packed>, DividedConfigOf<16, 2, true, waves>>(packed, {CausalMask{}}, 13, 40);
+  const Case window{.batch = 3,
+                    .heads_q = 2,
+                    .heads_kv = 1,
+                    .seqlen_q = 3,
+                    .seqlen_k = 700,
+                    .lengths_k = {700, 90, 0},
+                    .page_size = 16,
+                    .seed = 10};
+  using Window = ValuesInKeys<SpecOf<Bf16, 264, 264, false, device::SlidingWindow<Align::bottom_right>>>;
+  expect<WithPages<Window>, DividedConfigOf<16, 2, true>>(window, {SlidingWindowMask{}}, 4, 20);
+  using Tree = ValuesInKeys<SpecOf<Bf16, 264, 264, false, device::Tree>>;
+  expect<WithPages<Tree>, DividedConfigOf<16, 2, true, waves>>(window, {TreeMask{}}, 9, 20);
+}
+
+// Every block of keys is one share's, shares differ by little, and the merge is told of each entry that
+// several have.
+TEST(Sm90aShares, DivideAllKeysEqually) {
+  using Spec = WithPages<SpecOf<Bf16, 264, 264, false>>;
+  using Lengths =
+      device::Sm90aLengths<device::ForwardSm90a<Spec, Emulated<Spec, DividedConfigOf<16, 2, true>>>>;
+  constexpr int heads = 3, tokens = 16;  // of a tile
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    std::vector<int> lengths(1 + verify::random_bits(seed, 0) % 70);
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+      const std::uint64_t bits = verify::random_bits(seed, i + 1);
+      lengths[i] = static_cast<int>(bits % 8 == 0 ? 0 : bits % 8 == 1 ? bits / 8 % 100000 : bits / 8 % 700);
+    }
+    const int tiles = 1 + static_cast<int>(seed % 2);
+    device::Paged<device::Sm90aForwardParams> p{};
+    p.batch = static_cast<int>(lengths.size());
+    p.num_heads_kv = tiles;
+    p.num_heads_q = heads * tiles;
+    p.packed_heads = heads;
+    p.packed_heads_inverse = (1 << 16) / heads + 1;
+    p.seqlen_q = tokens;
+    p.seqlen_k = 100000;
+    p.seqlens_k = lengths.data();
+    p.parts = 2;
+    p.part_blocks = 1 + static_cast<int>(seed % 5);
+    p.shares = 1 + static_cast<int>(seed * 7 % 128);
+    std::vector<int> begun(static_cast<std::size_t>(2 * p.shares), -7);
+    p.begun = begun.data();
+    std::vector<device::Sm90aShare> shares(static_cast<std::size_t>(p.shares * tiles));
+    run_grid(Grid{static_cast<unsigned>(shares.size())}, 32, 16, [&] {
+      const int lane = static_cast<int>(threadIdx.x);
+      Lengths::divide(p, 0, lane);
+      if (lane == 0) std::memcpy(&shares[blockIdx.x], device::dynamic_shared, sizeof shares[0]);
+    });
+
+    const auto blocks_of = [&](int batch) { return (lengths[static_cast<std::size_t>(batch)] + 15) / 16; };
+    int batch = 0, block = 0;  // the next share's first
+    int most = 0, least = std::numeric_limits<int>::max(), parts = 0, begins = -1;
+    for (int i = 0; i < p.shares; ++i) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + ", share " + std::to_string(i));
+      const device::Sm90aShare& share = shares[static_cast<std::size_t>(i * tiles)];
+      EXPECT_EQ(std::memcmp(&share, &shares[static_cast<std::size_t>(i * tiles + tiles - 1)], sizeof share),
+                0);
+      const int* const told = &begun[static_cast<std::size_t>(2 * i)];
+      if (!share.has(share.batch)) {
+        EXPECT_EQ(told[0], -1);
+        continue;
+      }
+      ASSERT_EQ(share.batch, batch);
+      ASSERT_EQ(share.block, block);
+      int cost = 0;
+      for (; share.has(batch); block = 0, ++batch) {
+        const device::Span keys = share.keys(batch, 16);
+        ASSERT_EQ(keys.begin, 16 * block);
+        cost += std::min(keys.end / 16, blocks_of(batch)) - block + (block == 0 ? Lengths::tile_cost : 0);
+        ++parts;
+        if (share.ends(batch)) {
+          if (block > 0) {
+            EXPECT_EQ(begun[static_cast<std::size_t>(2 * begins + 1)], parts);
+          }
+          continue;
+        }
+        EXPECT_EQ(told[0], block == 0 ? batch : -1);
+        if (block == 0) {
+          parts = 1;
+          begins = i;
+        }
+        block = share.end_block;
+        ASSERT_LT(block, blocks_of(batch));
+        break;
+      }
+      if (block == 0) {
+        EXPECT_EQ(told[0], -1);
+      }
+      most = std::max(most, cost);
+      least = std::min(least, cost);
+    }
+    EXPECT_EQ(batch, p.batch);
+    EXPECT_EQ(block, 0);
+    EXPECT_LE(most - least, 1 + 2 * Lengths::tile_cost) << "seed " << seed;
+  }
 }
 
 // Parts whose keys are all far from 0, so that some have sums of 0 and references beyond float32.

@@ -12,6 +12,7 @@
 #include "codegen/formulas/formula_traits.hpp"
 #include "shared/backward_cuda_params.h"
 #include "shared/backward_sm90a_params.h"
+#include "shared/backward_sm90a_wide_layout.h"
 
 namespace flashjit::backward_sm90a {
 
@@ -35,11 +36,29 @@ using Layout = device::Sm90aBackwardLayout;
 bool divides_sums(const AttentionSpec& spec) {
   return device::backward_divides_sums(spec.head_dim, spec.head_dim_v);
 }
+// Whether they make one of dK, dV and dQ.
+bool is_wide(const AttentionSpec& spec) {
+  return device::backward_is_wide(spec.head_dim, spec.head_dim_v);
+}
+// The only config of wide heads: its blocks' registers and shared memory are full.
+constexpr KernelConfig wide_config{.block_m = device::Sm90aWideLayout::block,
+                                   .block_n = device::Sm90aWideLayout::own,
+                                   .num_stages = 1,
+                                   .num_warps = device::Sm90aWideLayout::threads / 32};
+int wide_shared_memory(const AttentionSpec& spec, device::WideSums sums) {
+  return device::Sm90aWideLayout(sums, spec.head_dim, spec.head_dim_v, spec.dropout, has_derivatives(spec))
+      .end;
+}
+
 int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
+  if (is_wide(spec))
+    return std::max(wide_shared_memory(spec, device::WideSums::dk),
+                    wide_shared_memory(spec, device::WideSums::dv));
   const int most = backward_layout(spec, config).end;
   return divides_sums(spec) ? std::max(most, backward_layout(spec, config, BackwardSums::dv).end) : most;
 }
 int dq_shared_memory(const AttentionSpec& spec) {
+  if (is_wide(spec)) return wide_shared_memory(spec, device::WideSums::dq);
   return device::Sm90aDqLayout(spec.head_dim, spec.head_dim_v, spec.dropout).end;
 }
 
@@ -66,7 +85,22 @@ int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
   return has_derivatives(spec) || looks_up ? 176 : 192;
 }
 
+std::string misfit_of_wide(const KernelConfig& config) {
+  const auto refuse = [](const char* choice, int value, int only) {
+    return wrong(choice, value,
+                 "is not " + std::to_string(only) + ", as head_dim or head_dim_v is above 256");
+  };
+  if (config.block_m != wide_config.block_m) return refuse("block_m", config.block_m, wide_config.block_m);
+  if (config.block_n != wide_config.block_n) return refuse("block_n", config.block_n, wide_config.block_n);
+  if (config.num_stages != wide_config.num_stages)
+    return refuse("num_stages", config.num_stages, wide_config.num_stages);
+  if (config.num_warps != wide_config.num_warps)
+    return refuse("num_warps", config.num_warps, wide_config.num_warps);
+  return {};
+}
+
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  if (is_wide(spec)) return misfit_of_wide(config);
   if (config.block_n != long_keys && config.block_n != few_keys)
     return wrong("block_n", config.block_n, "is not 64 or 128, 64 keys for each warpgroup that computes");
   if (config.block_n == few_keys && std::max(spec.head_dim, spec.head_dim_v) > Layout::panel)
@@ -93,6 +127,11 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
 }
 
 ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
+  if (is_wide(spec))
+    return {.block_m = {wide_config.block_m},
+            .block_n = {wide_config.block_n},
+            .num_stages = {wide_config.num_stages},
+            .num_warps = {wide_config.num_warps}};
   ConfigAxes axes{.block_m = {64, 128},
                   .block_n = {few_keys, long_keys},
                   .num_stages = {1, 2},
@@ -104,6 +143,7 @@ ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
 // The first that fits: half of a tile of 128 rows or keys would be empty in sequences of 64. Two stages are
 // better than one, also where they leave no room for dQ.
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
+  if (is_wide(spec)) return wide_config;
   constexpr KernelConfig configs[] = {{64, few_keys, 2, warps(few_keys)},
                                       {128, long_keys, 2, warps(long_keys)},
                                       {64, long_keys, 2, warps(long_keys)},
@@ -129,21 +169,32 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   const ParamsType type = params_of<device::CudaBackwardParams>(spec),
                    with_maps = with_second<device::BackwardMaps>(type);
   const std::string& params = type.text;
+  const bool wide = kernels.wide, has_dq_products = kernels.separate_dq && !wide;
+  const int dq_threads = wide ? threads : device::Sm90aDqLayout::threads;
   source.text +=
-      include_lines("cuda/backward_sm90a.cuh", spec, nullptr) +
-      (kernels.separate_dq ? "#include \"cuda/backward_sm90a_dq.cuh\"\n" : "") + "#pragma nv_hdrstop\n\n" +
-      structs(spec, "BackwardCudaSpec", params, backward_products(spec, config), choices, config,
-              kernels.separate_dq ? "BackwardProducts;\n  using DqProducts = DqProducts" : "BackwardProducts",
+      include_lines(wide ? "cuda/backward_sm90a_wide.cuh" : "cuda/backward_sm90a.cuh", spec, nullptr) +
+      (wide                  ? "#include \"cuda/backward_sm90a_wide_dq.cuh\"\n"
+       : kernels.separate_dq ? "#include \"cuda/backward_sm90a_dq.cuh\"\n"
+                             : "") +
+      "#pragma nv_hdrstop\n\n" +
+      structs(spec, "BackwardCudaSpec", params,
+              wide ? wide_backward_products(spec) : backward_products(spec, config), choices, config,
+              has_dq_products ? "BackwardProducts;\n  using DqProducts = DqProducts" : "BackwardProducts",
               ComputedAhead::key) +
       function("backward_prepare", "backward_threads, backward_first_blocks_sm90a<Spec>", params, "",
                "backward_prepare<Spec, true>(params)") +
       function("backward", "Config::num_warps * 32, " + std::to_string(kernels.resident_blocks), params, maps,
-               "backward_sm90a<Spec, Config>(params, maps)") +
-      (kernels.separate_dq ? function("backward_dq", "Sm90aDqLayout::threads, 1", params, maps,
-                                      "backward_dq_sm90a<Spec, Config>(params, maps)")
-                           : function("backward_finish", "backward_threads, backward_blocks", params, "",
-                                      kernels.persistent ? "backward_finish<Spec, true>(params)"
-                                                         : "backward_finish<Spec, false>(params)")) +
+               wide ? "backward_sm90a_wide<Spec, Config>(params, maps)"
+                    : "backward_sm90a<Spec, Config>(params, maps)") +
+      (wide                  ? function("backward_dq", "Config::num_warps * 32, 1", params, maps,
+                                        "backward_dq_sm90a_wide<Spec, Config>(params, maps)")
+       : kernels.separate_dq ? function("backward_dq", "Sm90aDqLayout::threads, 1", params, maps,
+                                        "backward_dq_sm90a<Spec, Config>(params, maps)")
+                             : "") +
+      (kernels.finishes ? function("backward_finish", "backward_threads, backward_blocks", params, "",
+                                   kernels.persistent || wide ? "backward_finish<Spec, true>(params)"
+                                                              : "backward_finish<Spec, false>(params)")
+                        : "") +
       (kernels.has_exact_sums ? function("backward_tables", "backward_threads, backward_blocks", params, "",
                                          "backward_tables<Spec>(params)")
                               : "");
@@ -155,7 +206,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
                           .params = with_maps});
   if (kernels.separate_dq)
     source.steps.push_back({.function = "flashjit_backward_dq",
-                            .threads = device::Sm90aDqLayout::threads,
+                            .threads = dq_threads,
                             .shared_memory = dq_shared_memory(spec),
                             .params = with_maps});
   add_last_step(spec, type, source);
@@ -167,7 +218,7 @@ extern constinit const KernelFamily family = {
     .op = Operation::backward,
     .on = Target::Family::cuda,
     .needs = Instructions::wgmma,
-    .head_dim = heads_to_256,
+    .head_dim = heads_to_512,
     .dtypes = two_byte_dtypes,
     .fields = fields,
     .masks = all_masks,

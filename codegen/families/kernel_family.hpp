@@ -74,6 +74,7 @@ KernelConfig first_on_axes(const AttentionSpec&, const Target&, const Shape&);
 inline constexpr std::string_view two_byte_dtypes[] = {"bf16", "fp16"};
 inline constexpr std::string_view all_dtypes[] = {"bf16", "fp16", "fp32"};
 inline constexpr Range heads_to_256 = {.first = head_dims.first, .last = 256, .step = head_dims.step},
+                       heads_to_512 = {.first = head_dims.first, .last = 512, .step = head_dims.step},
                        heads_to_576 = {.first = head_dims.first, .last = 576, .step = head_dims.step},
                        heads_to_1024 = {.first = head_dims.first, .last = 1024, .step = head_dims.step};
 

@@ -4,6 +4,7 @@
 
 #include "codegen/families/backward_kernels.hpp"
 #include "codegen/formulas/formula_traits.hpp"
+#include "shared/backward_sm90a_wide_layout.h"
 #include "shared/layout.h"
 
 namespace flashjit {
@@ -153,6 +154,39 @@ device::Sm90aBackwardLayout backward_layout(const AttentionSpec& spec, const Ker
           CudaBackwardKernels(spec, config, true).separate_dq,
           has_derivatives(spec),
           sums};
+}
+
+std::string wide_backward_products(const AttentionSpec& spec) {
+  using Layout = device::Sm90aWideLayout;
+  constexpr int whole = Layout::chunk_columns;
+  const char* const type = spec.dtype == DType::bf16 ? "bf16" : "f16";
+  const auto scores = [&](const char* name, int columns) {
+    return columns == 0 ? std::string()
+                        : Product{.name = name,
+                                  .type = type,
+                                  .n = Layout::product_rows,
+                                  .steps = device::ceil_div(columns, 16),
+                                  .a_in_registers = false,
+                                  .b_n_major = false,
+                                  .accumulates = true}
+                              .text(Layout::own_step, Layout::streamed_step);
+  };
+  const auto sums = [&](const char* name, int columns, int rows) {
+    return columns == 0 ? std::string()
+                        : Product{.name = name,
+                                  .type = type,
+                                  .n = columns,
+                                  .steps = rows / 16,
+                                  .a_in_registers = false,
+                                  .b_n_major = true,
+                                  .accumulates = true}
+                              .text(Layout::weights_step, Layout::row_step);
+  };
+  const int rest = spec.head_dim % whole, rest_v = spec.head_dim_v % whole;
+  return "struct BackwardProducts {\n" + scores("s", whole) + scores("s_rest", rest) +
+         scores("dp_rest", rest_v) + sums("dk", whole, Layout::product_rows) +
+         sums("dk_rest", rest, Layout::product_rows) + sums("dv", whole, Layout::block) +
+         sums("dv_rest", rest_v, Layout::block) + "};\n\n";
 }
 
 std::string backward_products(const AttentionSpec& spec, const KernelConfig& config) {

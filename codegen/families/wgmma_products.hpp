@@ -35,5 +35,10 @@ device::Sm90aBackwardLayout backward_layout(const AttentionSpec& spec, const Ker
 // If dQ has a kernel of its own, struct DqProducts, the type Config::DqProducts (cuda/backward_sm90a_dq.cuh),
 // instead of dq.
 std::string backward_products(const AttentionSpec& spec, const KernelConfig& config);
+// The same of wide heads (cuda/backward_sm90a_wide_parts.cuh), by chunks of 128 columns. `rest`: of the last
+// columns, where there are fewer. a, b: descriptors. The last argument is 0 if the product is no addition.
+//   s, s_rest, dp_rest(float (&)[16], u64 a, u64 b, int)          S or dP
+//   dk, dk_rest, dv, dv_rest(float (&)[columns / 2], u64, u64, int)  sums, of 32 weights (dK, dQ) or 64 (dV)
+std::string wide_backward_products(const AttentionSpec& spec);
 
 }  // namespace flashjit

@@ -7,6 +7,7 @@
 
 #include "runtime/cuda/driver.hpp"
 #include "templates/shared/backward_sm90a_layout.h"
+#include "templates/shared/backward_sm90a_wide_layout.h"
 #include "templates/shared/gathered.h"
 #include "templates/shared/layout.h"
 #include "templates/shared/paged_forward_params.h"
@@ -155,7 +156,9 @@ void encode_gathered_maps(const AttentionSpec& spec, const KernelConfig& config,
 BackwardMapShapes backward_map_shapes(const AttentionSpec& spec, const device::BackwardParams& p) {
   const int batch = spec.varlen ? 1 : p.batch;
   const int rows_q = spec.varlen ? p.total_q : p.seqlen_q, rows_k = spec.varlen ? p.total_k : p.seqlen_k;
-  constexpr int box = device::Sm90aBackwardLayout::box_rows;
+  const int box = device::backward_is_wide(spec.head_dim, spec.head_dim_v)
+                      ? device::Sm90aWideLayout::box_rows
+                      : device::Sm90aBackwardLayout::box_rows;
   return {shape_of(p.q, batch, p.num_heads_q, rows_q, spec.head_dim, box),
           shape_of(p.k, batch, p.num_heads_kv, rows_k, spec.head_dim, box),
           shape_of(p.v, batch, p.num_heads_kv, rows_k, spec.head_dim_v, box),

@@ -45,7 +45,7 @@ GatheredMapShapes gathered_map_shapes(const AttentionSpec& spec, const KernelCon
 void encode_gathered_maps(const AttentionSpec& spec, const KernelConfig& config,
                           const device::Sm90aForwardParams& params, device::GatheredMaps& maps);
 
-// The same for the backward's inputs, in boxes of 64 rows.
+// The same for the backward's inputs, in boxes of 64 rows, of wide heads 32.
 struct BackwardMapShapes {
   TensorMapShape q, k, v, d_o;
 };

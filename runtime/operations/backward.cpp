@@ -18,6 +18,7 @@
 #include "templates/shared/backward_cpu_params.h"
 #include "templates/shared/backward_cuda_params.h"
 #include "templates/shared/backward_sm90a_layout.h"
+#include "templates/shared/backward_sm90a_wide_layout.h"
 #include "templates/shared/exact_sum.h"
 
 namespace flashjit {
@@ -189,8 +190,9 @@ struct Backward {
       return step;
     };
     const i64 row_units = blocks(params.seqlen_q, device::backward_row_unit);
-    const int dq_rows =
-        kernels.by_wgmma ? device::Sm90aDqLayout::rows : device::backward_dq_rows(kernel.config.num_warps);
+    const int dq_rows = kernels.wide       ? device::Sm90aWideLayout::own
+                        : kernels.by_wgmma ? device::Sm90aDqLayout::rows
+                                           : device::backward_dq_rows(kernel.config.num_warps);
     // Gradients of tables are cleared in any case.
     const bool no_rows = params.batch == 0 || params.num_heads_q == 0;
     add("flashjit_backward_prepare", row_units * (device::backward_row_unit / device::backward_rows_of_block),
@@ -212,7 +214,8 @@ struct Backward {
       return;
     }
     add("flashjit_backward_dq", blocks(params.seqlen_q, dq_rows), params.num_heads_q);
-    if (!formulas.gradients) return;
+    if (kernels.finishes) add("flashjit_backward_finish", 0, params.num_heads_q, sinks);
+    if (!kernels.has_exact_sums) return;
     i64 of_tables = 0;
     for (const device::GradientTable& gradient : formulas.gradients->tables)
       if (&gradient != &formulas.gradients->sink_logits())

@@ -44,13 +44,15 @@ struct Sm90aBackwardMasked {
       // A lane looks up rows for all lanes of its warp, which has 16 keys.
       const int found = mask.look_up({first_row, first_row + block_m}, {key, key + 16});
       typename Part::Tile tile = mask.template tile<block_m, 16>(found);
+      constexpr int rows = min(32, block_m);  // at once
 #pragma unroll
-      for (int first = 0; first < block_m; first += 32) {
+      for (int first = 0; first < block_m; first += rows) {
+        const int own_row = first_row + first + lane % rows;
         u32 words[1];
-        tile.template bits<16>(first_row + first + lane, key, words);
-        if (drops_rows && first_row + first + lane >= seqlen_q) words[0] = 0;
+        tile.template bits<16>(own_row, key, words);
+        if (drops_rows && own_row >= seqlen_q) words[0] = 0;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < rows / 4; ++i) {
           const int row = i / 2 * 8 + i % 2;  // + 2 (lane % 4)
           const u32 bits = __shfl_sync(0xffffffff, words[0], row + lane % 4 * 2) >> lane / 4;
           const int at = 4 * (first / 8 + i / 2) + i % 2;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/backward_sm90a_parts.cuh"
+#include "cuda/backward_sm90a_turns.cuh"
 #include "cuda/ptx_sm90a_bulk.cuh"
 #include "cuda/row_walk.cuh"
 #include "shared/backward_cuda_params.h"

@@ -20,7 +20,7 @@ struct Sm90aBackwardProducer {
   using Work = typename Kernel::Work;
   using Shared = typename Kernel::Shared;
   using Ring = typename Kernel::Ring;
-  static constexpr Sm90aBackwardLayout layout = Kernel::layout;
+  static constexpr auto layout = Kernel::layout;
   static constexpr int block_m = Kernel::block_m, stages = Kernel::stages;
   static constexpr int k_panels = Kernel::k_panels, v_panels = Kernel::v_panels;
 

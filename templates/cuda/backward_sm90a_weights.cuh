@@ -24,7 +24,7 @@ class Sm90aBackwardWeights {
   using Work = typename Kernel::Work;
   using Scores = typename Kernel::Scores;
   using Message = BackwardMessage;
-  static constexpr Sm90aBackwardLayout layout = Kernel::layout;
+  static constexpr auto layout = Kernel::layout;
   static constexpr int block_m = Kernel::block_m, block_n = Kernel::block_n;
   static constexpr int k_panels = Kernel::k_panels;
   static constexpr int tile_rows = Kernel::tile_rows;
@@ -52,7 +52,7 @@ class Sm90aBackwardWeights {
   // Scores of a tile become weights. A row without keys has an lse of infinity here, so its weights are 0.
   FLASHJIT_FN void weigh(Scores& scores, u32 place, int stage, const Message& message, int tile = 0) {
     const int at = tile * tile_rows;
-    clear_bad_keys(scores);
+    if constexpr (clears_keys) clear_bad_keys(scores);
     if constexpr (Score::changes)
       ScoreGradient::template modify<tile_rows>(
           scores, pairs(place, Work(p_, place).of_head(message.second), message.index() * block_m + at));
@@ -87,7 +87,7 @@ class Sm90aBackwardWeights {
   FLASHJIT_FN void differentiate(Scores& scores, Scores& dp, u32 place, int stage, const Message& message,
                                  int tile = 0) {
     const int at = tile * tile_rows;
-    clear_bad_keys(scores);
+    if constexpr (clears_keys) clear_bad_keys(scores);
     if (!message.whole()) mask_scores(scores, place, message, tile, minus_infinity);
     drop_bad_keys(scores);
     if constexpr (Spec::dropout) find_dropped(stage, tile);
@@ -135,7 +135,7 @@ class Sm90aBackwardWeights {
     return p_.far_max + static_cast<i64>(place) * place_rows + first_row + lane_ % 4 * 2;
   }
   FLASHJIT_FN void subtract_far_max(Scores& scores, int stage, int first_row) const {
-    constexpr int rows = 32;  // at once: with all loads at once registers spill
+    constexpr int rows = min(32, tile_rows);  // at once: with all loads at once registers spill
     const float* const far_max = far_max_of(stage, first_row);
 #pragma unroll
     for (int first = 0; first < tile_rows; first += rows) {
@@ -159,7 +159,7 @@ class Sm90aBackwardWeights {
   // All scores of such a key are infinite or NaN. No warp reads K of another's keys before it has this
   // block's dS.
   FLASHJIT_FN void clear_bad_keys(const Scores& scores) {
-    if (!clears_keys || bad_keys_ != unknown_keys) return;
+    if (bad_keys_ != unknown_keys) return;
     bad_keys_ = 0;
     if (!__any_sync(0xffffffff, __fmaf_rn(scores[0], 0, scores[2] * 0) != 0)) return;
     const u32 lane = lane_;

@@ -2,6 +2,8 @@
 // (codegen/families/).
 #include "cuda/backward_sm90a.cuh"
 #include "cuda/backward_sm90a_dq.cuh"
+#include "cuda/backward_sm90a_wide.cuh"
+#include "cuda/backward_sm90a_wide_dq.cuh"
 #include "cuda/forward_sm90a.cuh"
 #include "cuda/forward_sm90a_pages.cuh"
 #include "shared/tree.h"
@@ -98,6 +100,24 @@ __global__ void __launch_bounds__(Sm90aDqLayout::threads, 1)
     backward_dq(const __grid_constant__ CudaBackwardParams params,
                 const __grid_constant__ BackwardMaps maps) {
   backward_dq_sm90a<DeterministicSpec, BackwardConfig>(params, maps);
+}
+
+struct WideBackwardSpec : BackwardCudaSpec {
+  using Element = bf16;
+  static constexpr int head_dim = 512, head_dim_v = 512;
+};
+struct WideBackwardConfig {
+  using Products = NoBackwardProducts;
+};
+__global__ void __launch_bounds__(Sm90aWideLayout::threads, 1)
+    wide_backward(const __grid_constant__ CudaBackwardParams params,
+                  const __grid_constant__ BackwardMaps maps) {
+  backward_sm90a_wide<WideBackwardSpec, WideBackwardConfig>(params, maps);
+}
+__global__ void __launch_bounds__(Sm90aWideLayout::threads, 1)
+    wide_backward_dq(const __grid_constant__ CudaBackwardParams params,
+                     const __grid_constant__ BackwardMaps maps) {
+  backward_dq_sm90a_wide<WideBackwardSpec, WideBackwardConfig>(params, maps);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "codegen/families/wgmma_products.hpp"
 #include "codegen/formulas/formula_traits.hpp"
 #include "codegen/spec/mask_rules.hpp"
+#include "shared/backward_sm90a_wide_layout.h"
 #include "tests/compile/nvrtc_test.hpp"
 
 namespace flashjit::nvrtc_testing {
@@ -27,15 +28,15 @@ void expect_sound_backward(const Case& c, const CompiledKernel& kernel) {
   EXPECT_THAT(kernel.log, Not(HasSubstr("C75"))) << c.name();
   EXPECT_THAT(kernel.log, Not(HasSubstr("warning"))) << c.name();
   const std::string type = c.spec.dtype == DType::bf16 ? "bf16" : "f16";
+  const CudaBackwardKernels kernels(c.spec, c.config, true);
   const device::Sm90aBackwardLayout layout = backward_layout(c.spec, c.config);
+  const int rows = kernels.wide ? device::Sm90aWideLayout::product_rows : layout.tile_rows;
   std::vector<std::string> instructions = {"ex2.approx.ftz.f32"};
   instructions.insert(
       instructions.end(),
-      {"wgmma.mma_async.sync.aligned.m64n" + std::to_string(layout.tile_rows) + "k16.f32." + type + "." +
-           type,
+      {"wgmma.mma_async.sync.aligned.m64n" + std::to_string(rows) + "k16.f32." + type + "." + type,
        "cp.async.bulk.tensor.4d.shared", "cp.async.bulk.shared", "mbarrier.try_wait", "setmaxnreg.inc",
        "setmaxnreg.dec", "griddepcontrol.launch_dependents", "griddepcontrol.wait"});
-  const CudaBackwardKernels kernels(c.spec, c.config, true);
   if (kernels.orders_dq()) {
     instructions.push_back("ld.acquire.gpu.global.u32");
     instructions.push_back("st.release.gpu.global.u32");
@@ -49,7 +50,8 @@ void expect_sound_backward(const Case& c, const CompiledKernel& kernel) {
   }
   for (const std::string& instruction : instructions)
     EXPECT_NE(kernel.assembly.find(instruction), std::string::npos) << c.name() << " has no " << instruction;
-  EXPECT_EQ(kernel.steps.size(), c.spec.deterministic && has_gradients(c.spec) ? 4u : 3u) << c.name();
+  const bool further = kernels.separate_dq && (kernels.finishes || kernels.has_exact_sums);
+  EXPECT_EQ(kernel.steps.size(), further ? 4u : 3u) << c.name();
   // Dropout takes registers of consumers, and derivatives need them: up to 200 bytes of wide heads spill.
   if (c.spec.dropout && has_derivatives(c.spec)) return;
   // The thread that copies tiles spills where it has 24 registers, and the first step of narrow heads where
@@ -106,6 +108,33 @@ TEST_F(NvrtcTest, BackwardOfFewKeys) {
                                    std::to_string(head_dim) + ", " + fields + "}");
       cases.push_back(default_case(spec, Target::parse("sm_90a"), 49));
       EXPECT_EQ(cases.back().config.block_n, 64) << cases.back().name();
+    }
+  for_each_compiled(cases, expect_sound_backward);
+}
+
+// Heads of more than 256 columns: every feature that changes code, and columns that end within a chunk.
+TEST_F(NvrtcTest, BackwardOfWideHeads) {
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  for (const char* heads : {R"("head_dim": 512)", R"("head_dim": 320)", R"("head_dim": 264, "head_dim_v": 8)",
+                            R"("head_dim": 72, "head_dim_v": 504)"})
+    for (const char* fields :
+         {R"("mask": [])", R"("mask": ["causal"], "dropout": true)",
+          R"("mask": ["sliding_window"], "varlen": true, "grad_dtype": "fp32")",
+          R"("mask": ["padding", {"kind": "block_sparse", "per_head": true}], "dropout": true)",
+          R"("mask": ["tree"], "deterministic": true)", R"("score": ["softcap"], "mask": ["causal"])",
+          R"("score": ["alibi", "softcap"], "sink_logits": true, "varlen": true, "mask": ["causal"],
+             "tables": {"alibi_slopes": {"dtype": "fp32", "shape": ["heads_q"], "grad": true}})",
+          R"("score": ["softcap"], "dropout": true, "varlen": true, "mask": ["causal"])",
+          R"("mask": [{"kind": "sliding_window", "sinks": true}], "offsets": true, "batch_invariant": true)",
+          R"("mask": ["causal", "document[key] == document[position]"],
+             "tables": {"document": {"dtype": "int32", "shape": ["batch", "seqlen_k"]}})"}) {
+      const bool always = place < 2;
+      if (!has_turn(place++, 9) && !always) continue;
+      const AttentionSpec spec = AttentionSpec::from_json(R"({"op": "backward", "dtype": "bf16", )" +
+                                                          std::string(heads) + ", " + fields + "}");
+      cases.push_back(default_case(spec, Target::parse("sm_90a")));
+      EXPECT_TRUE(CudaBackwardKernels(cases.back().spec, cases.back().config, true).wide);
     }
   for_each_compiled(cases, expect_sound_backward);
 }

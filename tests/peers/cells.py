@@ -82,6 +82,7 @@ GPU_CELLS = {"grid": grid((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384)),
              "decode_formulas": ["decode:16x8192" + formula for formula in ("", ":alibi", ":softcap", ":sinks")],
              # Gemma 4's full layers have heads of 512.
              "wide": [f"{dim}:8192:{mask}:4/4:b2" for dim in (512, 384, 320) for mask in ("full", "causal")],
+             "wide_backward": [f"backward:{dim}:8192:{mask}:4/4:b2" for dim in (512, 384, 320) for mask in ("full", "causal")],
              "wide_decode": ["decode:16x8192:16/4:d512", "decode:16x8192:16/4:d512:p64"],
              # DeepSeek V3 and Kimi K2 have 128 query heads, GLM 5 has 64; 16 are a GPU's share of 8.
              "latent": [f"decode:{cell}" for cell in (

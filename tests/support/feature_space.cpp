@@ -99,9 +99,11 @@ void FeatureSpace::add_numbers() {
   for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
     dtypes.push_back({to_string(dtype), [=](FeatureCase& c) { c.spec.dtype = dtype; }});
   add("dtype", dtypes);
-  // Multiples of 64 and of 8, up to 64, 128 and 256: kernels pad, divide and choose their tiles by these.
+  // Multiples of 64 and of 8, up to 64, 128, 256 and more: kernels pad, divide and choose their tiles by
+  // these.
   std::vector<Value> dims, dims_v;
-  for (const int dim : {64, 40, 72, 128, 136, 192, 256}) {
+  for (const int dim : {64, 40, 72, 128, 136, 192, 256, 328}) {
+    if (dim > family_of(op_, target_).head_dim.last) continue;
     dims.push_back({std::to_string(dim), [=](FeatureCase& c) { c.spec.head_dim = dim; }});
     dims_v.push_back({std::to_string(dim), [=](FeatureCase& c) { c.spec.head_dim_v = dim; }});
   }

@@ -3,6 +3,7 @@
 
 #include "cuda/ptx_sm90a.cuh"
 #include "shared/backward_sm90a_layout.h"
+#include "shared/backward_sm90a_wide_layout.h"
 
 namespace flashjit::device {
 
@@ -28,6 +29,15 @@ inline void stmatrix_x4_trans(u32 to, const u32 (&r)[4]) {
   for (u32 j = 0; j < 4; ++j)
     for (u32 c = 0; c < 2; ++c)
       emulator::block().store(rows[8 * j + lane % 4 * 2 + c] + lane / 4 * 2,
+                              static_cast<std::uint16_t>(r[j] >> 16 * c));
+}
+// Columns 2 (lane % 4) and the next one of row lane / 4.
+inline void stmatrix_x4(u32 to, const u32 (&r)[4]) {
+  const auto rows = emulator::block().all_lanes(to);
+  const u32 lane = threadIdx.x % 32;
+  for (u32 j = 0; j < 4; ++j)
+    for (u32 c = 0; c < 2; ++c)
+      emulator::block().store(rows[8 * j + lane / 4] + (lane % 4 * 2 + c) * 2,
                               static_cast<std::uint16_t>(r[j] >> 16 * c));
 }
 inline void ld_shared_v2(float& a, float& b, u32 from) {
@@ -104,6 +114,50 @@ struct EmulatedDqProducts {
   }
   static void dq(float (&d)[Spec::head_dim / 2], const u32 (&ds)[keys / 16][4], u64 k, int accumulate) {
     emulated_rs<Element, Spec::head_dim>(d, ds, k, accumulate);
+  }
+};
+
+template <class Spec>
+struct EmulatedWideProducts {
+  using Element = typename Spec::Element;
+  using Layout = Sm90aWideLayout;
+  static constexpr int rows = Layout::product_rows, whole = Layout::chunk_columns / 16;
+  using Product = float[rows / 2];
+
+  template <int size>
+  static void multiply(float (&d)[size], u64 a, u64 b, int steps, int accumulate) {
+    for (int i = 0; i < steps; ++i)
+      wgmma_ss<Element, 2 * size, false>(d, a + static_cast<u32>(Layout::own_step(i)),
+                                         b + static_cast<u32>(Layout::streamed_step(i)), i > 0 || accumulate);
+  }
+  static void s(Product& d, u64 a, u64 b, int accumulate) { multiply(d, a, b, whole, accumulate); }
+  static void s_rest(Product& d, u64 a, u64 b, int accumulate) {
+    multiply(d, a, b, ceil_div(Spec::head_dim, 16) % whole, accumulate);
+  }
+  static void dp_rest(Product& d, u64 a, u64 b, int accumulate) {
+    multiply(d, a, b, ceil_div(Spec::head_dim_v, 16) % whole, accumulate);
+  }
+  template <int size>
+  static void add(float (&d)[size], u64 a, u64 b, int steps, int accumulate) {
+    for (int i = 0; i < steps; ++i)
+      wgmma_ss<Element, 2 * size, true>(d, a + static_cast<u32>(Layout::weights_step(i)),
+                                        b + static_cast<u32>(Layout::row_step(i)), i > 0 || accumulate);
+  }
+  template <int size>
+  static void dk(float (&d)[size], u64 a, u64 b, int accumulate) {
+    add(d, a, b, 2, accumulate);
+  }
+  template <int size>
+  static void dk_rest(float (&d)[size], u64 a, u64 b, int accumulate) {
+    add(d, a, b, 2, accumulate);
+  }
+  template <int size>
+  static void dv(float (&d)[size], u64 a, u64 b, int accumulate) {
+    add(d, a, b, 4, accumulate);
+  }
+  template <int size>
+  static void dv_rest(float (&d)[size], u64 a, u64 b, int accumulate) {
+    add(d, a, b, 4, accumulate);
   }
 };
 

@@ -348,9 +348,11 @@ class BackwardSm80 {
       };
       ScoreGradient::template differentiate<q_tiles * 8>(
           p_, s[i][0], dp[i][0], place(problem, step.block.index * block_m, i), terms_, numbers, change);
+      if constexpr (Spec::dropout) {
 #pragma unroll
-      for (int at = 0; at < q_tiles * 4; ++at)
-        if (is_dropped(at)) s[i][at / 4][at % 4] = 0;
+        for (int at = 0; at < q_tiles * 4; ++at)
+          s[i][at / 4][at % 4] = is_dropped(at) ? 0 : s[i][at / 4][at % 4] * p_.kept_scale();
+      }
     }
   }
 

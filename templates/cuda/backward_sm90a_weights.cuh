@@ -227,7 +227,7 @@ class Sm90aBackwardWeights {
     const auto weight = [&](int j) {
       const float computed = scores[4 * i + j];
       if constexpr (Spec::dropout && differentiates)
-        return is_dropped(4 * i + j) ? 0.f : computed;
+        return is_dropped(4 * i + j) ? 0.f : computed * p_.kept_scale();
       else
         return kept(computed);
     };

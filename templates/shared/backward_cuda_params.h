@@ -109,7 +109,7 @@ struct CudaBackwardParams : BackwardParams {
   // rows. part_rows is a multiple of backward_row_unit.
   int row_parts, part_rows;
   u32 section;  // such heads whose keys the grid takes together: see KeyBlock
-  // In the workspace, dK / scale and dV without dropout's scale: [num_heads_kv, key_rows,
+  // In the workspace, dK / scale and dV / dv_scale: [num_heads_kv, key_rows,
   // cuda_backward_row(head_dim or head_dim_v)], ordered as dQ's sums. Blocks of the grid that have some query
   // heads of a group or some rows add to them. Null if a block has all rows of all heads of a group.
   float *dk_sums, *dv_sums;
@@ -118,6 +118,7 @@ struct CudaBackwardParams : BackwardParams {
   // backward_row_unit, row_words] RowBits (cuda/row_bits.cuh) of blocks of row_block rows.
   void* row_bits;
   int row_words, row_block;
+  static constexpr float most_scale = 4096;
   // Factors of weights and of delta in the workspace, and of dV's sums: see place_dropout_scale().
   float weight_scale = 1, delta_scale = 1, dv_scale = 1;
   // In the workspace, where dQ is added in a fixed order: the blocks of keys that have been added to dQ's
@@ -126,19 +127,18 @@ struct CudaBackwardParams : BackwardParams {
 
   // With dropout of scale s. of_weights: weights take it by a shift of lse, which costs nothing.
   //   w' = s w        dV = sum of w' dO        dS = w' (dP - delta / s)
-  // A pair that dropout drops has no w' in dV and no dP. Weights are rounded to 16 bits, so most of a huge
-  // scale is left to the end.
+  // A pair that dropout drops has no w' in dV and no dP. Else kept pairs take kept_scale(). Weights are
+  // rounded to 16 bits, so most of a huge scale is left to the end.
   FLASHJIT_FN void place_dropout_scale(bool of_weights) {
-    // If all pairs drop, s is 0: no weight then matters, but delta does.
-    constexpr float least = 0x1p-60f, most = 4096;
-    dv_scale = dropout.scale;
+    constexpr float least = 0x1p-60f;
+    dv_scale = max(dropout.scale / most_scale, 1.0f);
     if (!of_weights) return;
-    weight_scale = min(max(dropout.scale, least), most);
+    // If all pairs drop, s is 0: no weight then matters, but delta does.
+    weight_scale = min(max(dropout.scale, least), most_scale);
     delta_scale = 1 / max(dropout.scale, least);
-    if (dropout.scale == 0) return;
-    dv_scale = max(dropout.scale / most, 1.0f);
     scale *= dv_scale;
   }
+  FLASHJIT_FN float kept_scale() const { return min(dropout.scale, most_scale); }
 
   // Heads with places of their own in the schedule, over batch entries: a part of the rows counts as a head.
   FLASHJIT_FN u32 schedule_heads() const { return static_cast<u32>(batch * place_heads * row_parts); }

@@ -204,6 +204,18 @@ TEST_F(BackwardOnGpu, RowsWithoutGradients) {
   expect<WithInverse<Deterministic<SpecOf<Bf16, 16, 16, BottomRight>>>, Config>(c, {CausalMask{}});
 }
 
+// These weights are subnormal in half precision: dropout's scale must not multiply what they lost.
+TEST_F(BackwardOnGpu, DropoutOfTinyWeights) {
+  const Case c{.heads_q = 2,
+               .heads_kv = 2,
+               .seqlen_q = 3,
+               .seqlen_k = 300,
+               .softmax_scale = 1.0f,
+               .dropout_p = 0.95,
+               .seed = 61};
+  expect<WithLearned<WithDropout<SpecOf<Fp16, 16, 16>>, true, false>, ConfigOf<32, 64, 2, 4>>(c, {});
+}
+
 // Some blocks have bitmasks, the masks test others; a warp's keys are within a listed block or have parts of
 // two.
 TEST_F(BackwardOnGpu, ListsOfItsMasks) {

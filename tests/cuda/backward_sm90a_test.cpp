@@ -34,6 +34,18 @@ TEST_F(BackwardSm90a, Formulas) {
   expect<WithLearned<SpecOf<Bf16, 64, 64, true>, true, true>, ConfigOf<64, 2>>(packed, {});
 }
 
+// These weights are subnormal in half precision: dropout's scale must not multiply what they lost.
+TEST_F(BackwardSm90a, DropoutOfTinyWeights) {
+  const Case c{.heads_q = 2,
+               .heads_kv = 2,
+               .seqlen_q = 3,
+               .seqlen_k = 300,
+               .softmax_scale = 1.0f,
+               .dropout_p = 0.95,
+               .seed = 61};
+  expect<WithLearned<WithDropout<SpecOf<Fp16, 64, 64, false>>, true, false>, ConfigOf<64, 2>>(c, {});
+}
+
 // Lengths around the edges of blocks of rows and of keys, in each form of dQ's product.
 TEST_F(BackwardSm90a, LengthsAroundEdges) {
   std::uint64_t seed = 0;

@@ -263,12 +263,12 @@ def host_times(calls, count=100, rounds=15):
 
 
 def steps(calls, rounds=12):
-    """Milliseconds of each call on the device: the median of rounds, which take turns."""
+    """Milliseconds of each call: medians of rounds, which take the calls forwards and backwards in turn."""
     times = {name: [] for name in calls}
     for call in calls.values():
         call()
-    for _ in range(rounds):
-        for name, call in calls.items():
+    for i in range(rounds):
+        for name, call in list(calls.items())[:: (-1) ** i]:
             synchronize()
             begin = time.perf_counter()
             call()

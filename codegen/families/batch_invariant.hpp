@@ -11,8 +11,8 @@
 namespace flashjit {
 
 // With batch_invariant all launches have the blocks that order sums: block_n, by which a row's keys come, and
-// in a backward block_m, by which a key's rows come. They are those of the untuned config for long sequences
-// without the field. No other choice changes bits.
+// in a backward block_m, by which a key's rows come. They are those of the untuned config without the field
+// for long sequences; in a forward by wgmma of narrow heads, for short ones. No other choice changes bits.
 
 // Leaves one value of them, if the spec asks for it.
 void fix_blocks(const AttentionSpec& spec, const Target& target, ConfigAxes& axes);

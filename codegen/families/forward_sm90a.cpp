@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 
 #include "codegen/families/batch_invariant.hpp"
 #include "codegen/families/decode_kernels.hpp"
@@ -30,6 +31,9 @@ constexpr std::string_view choices[] = {"block_m",        "block_n",   "num_stag
 
 constexpr int warps_per_warpgroup = 4;
 
+bool is_narrow(const AttentionSpec& spec) {
+  return std::max(spec.head_dim, spec.head_dim_v) <= device::Sm90aLayout::panel;
+}
 // Warpgroups that compute.
 int consumers(const AttentionSpec& spec, const KernelConfig& config) {
   return config.block_m / device::Sm90aLayout::warpgroup_rows *
@@ -142,10 +146,9 @@ int registers_for_roles(const AttentionSpec& spec, const KernelConfig& config) {
   // Beside a second role ptxas keeps less of the producer's walk in uniform registers, as it does in sections
   // of packed groups where consumers hold Q. Consumers of narrow heads have registers to spare.
   const bool walks_long = looks_up(spec) || config.tile_order == TileOrder::waves;
-  const bool narrow = std::max(spec.head_dim, spec.head_dim_v) <= device::Sm90aLayout::panel;
   const bool sorts = config.tile_order == TileOrder::sections;
   const bool sorts_groups = sorts && config.pack_gqa && config.q_in_registers && !spec.paged;
-  const int for_words = !spec.dropout ? 0 : two && (walks_long || narrow || sorts_groups) ? 16 : 8;
+  const int for_words = !spec.dropout ? 0 : two && (walks_long || is_narrow(spec) || sorts_groups) ? 16 : 8;
   // Scales of rows take more, for which three consumers have none. Keys of wide heads are divided by their
   // lengths, which the group looks up, too.
   const bool scales = converts(spec) == device::Converts::scaled_rows;
@@ -179,8 +182,11 @@ int given_registers(const AttentionSpec& spec, const KernelConfig& config) {
 // Found by compiling; tests/compile holds every config to no spills.
 int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
   constexpr int with_q[] = {216, 212, 132}, without_q[] = {192, 200, 116};
-  return (config.q_in_registers ? with_q : without_q)[consumers(spec, config) - 1] -
-         given_registers(spec, config);
+  const int of_consumers = consumers(spec, config), given = given_registers(spec, config);
+  // batch_invariant's blocks of 128 keys fit three consumers of narrow heads, too, that have no other role.
+  const bool only_narrow = is_narrow(spec) && given == 0 && !looks_up(spec);
+  if (spec.batch_invariant && of_consumers == 3 && !config.q_in_registers && only_narrow) return 128;
+  return (config.q_in_registers ? with_q : without_q)[of_consumers - 1] - given;
 }
 
 // Whether the query heads of one key/value head see the same keys.
@@ -344,6 +350,24 @@ int rows_of_tile(const AttentionSpec& spec, const Shape& shape, const KernelConf
   return (widest <= 64 ? 0.92 : 0.69) * time_of(shape, config, 192) < usual ? 192 : 128;
 }
 
+// The widest block that fits. Q is in registers unless that makes the block narrower than 96, or if
+// functions in scores have better use for the registers: more of them are then under way at once.
+std::optional<KernelConfig> with_widest_block(const AttentionSpec& spec, const Target& target,
+                                              KernelConfig config) {
+  for (const int least : {96, 16}) {
+    for (const bool first : {true, false}) {
+      config.q_in_registers = first != (computes_functions(spec) && !is_narrow(spec) && !spec.precise);
+      for (config.block_n = 128; config.block_n >= least; config.block_n -= 16) {
+        if (!misfit(spec, target, config).empty()) continue;
+        KernelConfig deeper = config;
+        deeper.num_stages = 3;
+        return config.block_m < 192 && misfit(spec, target, deeper).empty() ? deeper : config;
+      }
+    }
+  }
+  return {};
+}
+
 // Measured on an H200 (tests/bench/gpu_forward.md).
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
   const int widest = std::max(spec.head_dim, spec.head_dim_v);
@@ -383,20 +407,13 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
     config.num_stages = least_stages(spec);
     return config;
   }
-  // The widest block that fits. Q is in registers unless that makes the block narrower than 96, or if
-  // functions in scores have better use for the registers: more of them are then under way at once.
-  for (const int least : {96, 16}) {
-    for (const bool first : {true, false}) {
-      config.q_in_registers = first != (computes_functions(spec) && widest > 64 && !spec.precise);
-      for (config.block_n = 128; config.block_n >= least; config.block_n -= 16) {
-        if (!misfit(spec, target, config).empty()) continue;
-        KernelConfig deeper = config;
-        deeper.num_stages = 3;
-        return config.block_m < 192 && misfit(spec, target, deeper).empty() ? deeper : config;
-      }
-    }
+  if (const auto widest = with_widest_block(spec, target, config)) return *widest;
+  if (config.block_m == 192) {  // a block that batch_invariant fixes may fit two consumers only
+    config.block_m = 128;
+    config.ping_pong = false;
+    config.num_warps = warps(spec, config);
   }
-  return config;
+  return with_widest_block(spec, target, config).value_or(config);
 }
 
 std::string refusal(const AttentionSpec& spec) {

@@ -61,8 +61,8 @@ class BatchInvariantSm90a : public ForwardSm90a {
 };
 
 TEST_F(BatchInvariantSm90a, CutsNeighboursAndTiles) {
-  expect_same<SpecOf<Bf16, 64, 64, false, BottomRight>, ConfigOf<64, 112, false, false, sections>,
-              ConfigOf<128, 112, true, true, sections>, ConfigOf<192, 112, true, false, sections>>(
+  expect_same<SpecOf<Bf16, 64, 64, false, BottomRight>, ConfigOf<64, 128, false, false, sections>,
+              ConfigOf<128, 128, true, true, sections>, ConfigOf<192, 128, false, false, sections>>(
       {CausalMask{}});
   using Window = device::SlidingWindow<Align::bottom_right>;
   expect_same<WithFloatOutput<WithPages<SpecOf<Fp16, 128, 72, false, BottomRight, Window>>>,
@@ -72,16 +72,16 @@ TEST_F(BatchInvariantSm90a, CutsNeighboursAndTiles) {
 
 TEST_F(BatchInvariantSm90a, Formulas) {
   using Spec = SpecOf<Bf16, 64, 40, false, BottomRight>;
-  expect_same<WithTilt<Spec, FormulaParams, true>, ConfigOf<64, 112, true, false, sections>,
-              ConfigOf<128, 112, true, true, sections>>({CausalMask{}});
-  expect_same<WithCap<Spec, FormulaParams, false>, ConfigOf<64, 112, true, false, sections>,
-              ConfigOf<128, 112, true, true, sections>>({CausalMask{}});
+  expect_same<WithTilt<Spec, FormulaParams, true>, ConfigOf<64, 128, true, false, sections>,
+              ConfigOf<128, 128, true, true, sections>>({CausalMask{}});
+  expect_same<WithCap<Spec, FormulaParams, false>, ConfigOf<64, 128, true, false, sections>,
+              ConfigOf<128, 128, true, true, sections>>({CausalMask{}});
 }
 
 TEST_F(BatchInvariantSm90a, EightBitKeysAndDividedColumns) {
   expect_same<
       WithKv<WithPages<SpecOf<Bf16, 64, 64, false, BottomRight>>, device::int8, device::KvScale::head>,
-      ConfigOf<64, 80, true, false, sections>, ConfigOf<128, 80, true, true, waves>>({CausalMask{}});
+      ConfigOf<64, 128, true, false, sections>, ConfigOf<128, 128, true, true, waves>>({CausalMask{}});
   expect_same<SpecOf<Bf16, 24, 264, false, BottomRight>, DividedConfigOf<64, 2, false, sections>,
               DividedConfigOf<64, 1, true, sections>>({CausalMask{}});
 }
@@ -95,8 +95,8 @@ TEST_F(BatchInvariantSm90a, PartsOfKeys) {
               ConfigOf<64, 128, false, false, sections>, ConfigOf<128, 128, true, true, waves>>(
       {CausalMask{}}, 5 * keys_of_part(128) / 2, {{{1}, 0, {}, 64}, {{24}, 11, {}, 48}}, 0, {0, 3});
   expect_same<WithPages<SpecOf<Fp16, 16, 24, false, BottomRight, WindowWithSinks>>,
-              ConfigOf<64, 112, true, true, sections>>(
-      {CausalMask{}, SlidingWindowMask{CausalAlign::bottom_right, true}}, 2 * keys_of_part(112) + 3,
+              ConfigOf<64, 128, true, true, sections>>(
+      {CausalMask{}, SlidingWindowMask{CausalAlign::bottom_right, true}}, 2 * keys_of_part(128) + 3,
       {{{24}, 11, {}, 48}}, 150, {0, 3});
 }
 

@@ -226,10 +226,12 @@ class Sm90aBackwardWeights {
   FLASHJIT_FN void pack(const Scores& scores, int i) {
     const auto weight = [&](int j) {
       const float computed = scores[4 * i + j];
+      // Where formulas have derivatives, the exponents of blocks that make dV alone have no scale either.
+      const float scale = Spec::dropout && ScoreGradient::changes ? p_.kept_scale() : 1;
       if constexpr (Spec::dropout && differentiates)
-        return is_dropped(4 * i + j) ? 0.f : computed * p_.kept_scale();
+        return is_dropped(4 * i + j) ? 0.f : computed * scale;
       else
-        return kept(computed);
+        return kept(computed) * scale;
     };
     packed_[i / 2][i % 2 * 2] = cvt_rn_x2(Element{}, weight(0), weight(1));
     packed_[i / 2][i % 2 * 2 + 1] = cvt_rn_x2(Element{}, weight(2), weight(3));

@@ -17,11 +17,6 @@ namespace {
 
 constexpr int invariant_block_n = 16;
 
-device::CudaDecodeLayout layout_of(const AttentionSpec& spec, const KernelConfig& config) {
-  return {spec.head_dim,     spec.head_dim_v,  config.block_m,   config.block_n,
-          config.num_stages, config.num_warps, decode_keys(spec)};
-}
-
 // A thread's registers if a multiprocessor holds so many warps: each of its four schedulers has 512.
 int registers_of(int warps) {
   return std::min(512 / ((warps + 3) / 4) / 8 * 8, 255);
@@ -32,27 +27,28 @@ int registers_of(int warps) {
 int invariant_groups(const AttentionSpec& spec, const Target& target) {
   for (const int num_warps : {4, 8, 12}) {
     const KernelConfig smallest{16, invariant_block_n, 1, num_warps};
-    const device::CudaDecodeLayout layout = layout_of(spec, smallest);
+    const device::CudaDecodeLayout layout = cuda_decode_layout(spec, smallest);
     if (layout.groups == 2)
       return layout.end <= target.max_shared_memory() && futility(spec, target, smallest).empty() ? 2 : 1;
   }
   return 1;
 }
 
-std::string function_text(const AttentionSpec& spec, int threads, int blocks) {
+std::string function_text(const AttentionSpec& spec, const std::string& kernel, int threads, int blocks) {
   const std::string params = params_of<device::CudaDecodeParams>(spec).text;
   return "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(threads) + ", " +
          std::to_string(blocks) + R"()
     flashjit_decode(const __grid_constant__ )" +
-         params + " params) {\n" + (spec.append ? "  griddepcontrol_wait();\n" : "") +
-         R"(  decode<Spec, Config>(params);
+         params + " params) {\n" + (spec.append ? "  griddepcontrol_wait();\n" : "") + "  " + kernel +
+         R"(<Spec, Config>(params);
 }
 
 extern "C" __global__ void __launch_bounds__()" +
          std::to_string(device::decode_merge_threads) + R"()
     flashjit_decode_merge(const __grid_constant__ )" +
          params + R"( params) {
-  decode_merge<Spec, Config>(params);
+  )" + kernel +
+         R"(_merge<Spec, Config>(params);
 }
 )";
 }
@@ -68,7 +64,7 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
     return wrong("block_m", config.block_m, "is not 16, 32 or 64");
   if (config.block_n != 16 && config.block_n != 32)
     return wrong("block_n", config.block_n, "is not 16 or 32");
-  const device::CudaDecodeLayout layout = layout_of(spec, config);
+  const device::CudaDecodeLayout layout = cuda_decode_layout(spec, config);
   if (config.num_warps == 16 && !layout.score_bytes)
     return wrong("num_warps", config.num_warps, "is for 8-bit keys whose values have more than 256 columns");
   if (layout.consumers % layout.warps_of_group() != 0) {
@@ -97,7 +93,7 @@ ConfigAxes axes(const AttentionSpec& spec, const Target&) {
 
 // Found by compiling: a thread has no registers for more.
 std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  const device::CudaDecodeLayout layout = layout_of(spec, config);
+  const device::CudaDecodeLayout layout = cuda_decode_layout(spec, config);
   // Registers for everything but scores, output and Q. Scales of each key take more beside a second tile of
   // rows. Few masks and scores leave 16 warps enough.
   const bool scales_of_keys = spec.kv_scale == KvScale::token_head;
@@ -158,15 +154,15 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   return {16, 16, 1, 4};
 }
 
-void render(const AttentionSpec& spec, KernelSource& source) {
+void render_kernel(const AttentionSpec& spec, const char* header, const char* kernel, KernelSource& source) {
   const KernelConfig& config = source.config;
-  const device::CudaDecodeLayout layout = layout_of(spec, config);
+  const device::CudaDecodeLayout layout = cuda_decode_layout(spec, config);
   const int threads = config.num_warps * 32;
   const ParamsType params = params_of<device::CudaDecodeParams>(spec);
-  source.text += include_lines(spec.kv_dtype ? "cuda/decode_quantised.cuh" : "cuda/decode_merge.cuh", spec) +
-                 "#pragma nv_hdrstop\n\n" +
-                 structs(spec, "DecodeCudaSpec", params.text, "", choices, config, "") +
-                 function_text(spec, threads, layout.resident_blocks(source.target.max_shared_memory()));
+  source.text +=
+      include_lines(header, spec) + "#pragma nv_hdrstop\n\n" +
+      structs(spec, "DecodeCudaSpec", params.text, "", choices, config, "") +
+      function_text(spec, kernel, threads, layout.resident_blocks(source.target.max_shared_memory()));
   source.steps.push_back(
       {.function = "flashjit_decode", .threads = threads, .shared_memory = layout.end, .params = params});
   source.steps.push_back({.function = "flashjit_decode_merge",
@@ -174,6 +170,11 @@ void render(const AttentionSpec& spec, KernelSource& source) {
                           .shared_memory = device::decode_merge_shared,
                           .params = params});
   add_append_step(spec, source);
+}
+
+void render(const AttentionSpec& spec, KernelSource& source) {
+  render_kernel(spec, spec.kv_dtype ? "cuda/decode_quantised.cuh" : "cuda/decode_merge.cuh", "decode",
+                source);
   // At its default level ptxas loads operands early until the registers overflow.
   source.options.push_back("--ptxas-options=-O1");
 }

@@ -20,4 +20,7 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape);
 void render(const AttentionSpec& spec, KernelSource& source);
 
+// Both kernels of a decode, the second to merge, whose functions `kernel` names.
+void render_kernel(const AttentionSpec& spec, const char* header, const char* kernel, KernelSource& source);
+
 }  // namespace flashjit::mma_decode

@@ -1,4 +1,5 @@
-// Decode on sm_90a: the kernel by mma.sync, which divides the keys, or for many query rows the forward's.
+// Decode on sm_90a: the kernel by mma.sync, which divides the keys, or for many query rows the forward's; of
+// few rows of 8-bit latents one with keys as rows of the products.
 #include <algorithm>
 
 #include "codegen/families/decode_cuda.hpp"
@@ -25,6 +26,19 @@ AttentionSpec forward_of(const AttentionSpec& spec) {
   return forward;
 }
 
+constexpr KernelConfig keys_as_rows{16, 64, 2, 12};
+
+std::string misfit_of_keys_as_rows(const AttentionSpec& spec, const Target& target,
+                                   const KernelConfig& config) {
+  if (config.block_n != keys_as_rows.block_n)
+    return wrong("block_n", config.block_n, "with block_m 16 is not 16, 32 or 64");
+  if (config.num_warps != keys_as_rows.num_warps)
+    return wrong("num_warps", config.num_warps, "with block_m 16 and block_n 64 is not 12");
+  if (config.num_stages < 1 || config.num_stages > 4)
+    return wrong("num_stages", config.num_stages, "is not 1 to 4");
+  return too_much_shared_memory(config, {"num_stages"}, cuda_decode_layout(spec, config).end, target);
+}
+
 std::string refusal(const AttentionSpec& spec) {
   return *why_no_forward(spec) ? no_ds_mla_by_mma(spec) : std::string();
 }
@@ -38,6 +52,7 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   const KernelConfig unset;
   if (config.q_in_registers || config.ping_pong || config.pack_gqa || config.tile_order != unset.tile_order)
     return "q_in_registers, ping_pong, tile_order and pack_gqa are for the kernel of the forward";
+  if (decodes_by_keys_as_rows(spec, target, config)) return misfit_of_keys_as_rows(spec, target, config);
   return mma_decode::misfit(spec, target, config);
 }
 
@@ -49,9 +64,9 @@ void add_values(std::vector<int>& to, const std::vector<int>& more) {
 
 ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
   ConfigAxes axes = mma_decode::axes(spec, target);
+  if (has_keys_as_rows(spec)) add_values(axes.block_n, {keys_as_rows.block_n});
   if (*why_no_forward(spec)) return axes;
-  if (has_wide_heads(spec) && !spec.has_kv_scales())
-    return forward_sm90a::family.axes(forward_of(spec), target);
+  if (has_wide_heads(spec) && !spec.kv_dtype) return forward_sm90a::family.axes(forward_of(spec), target);
   const ConfigAxes forward = forward_sm90a::family.axes(forward_of(spec), target);
   add_values(axes.block_m, forward.block_m);
   add_values(axes.block_n, forward.block_n);
@@ -66,6 +81,7 @@ ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
 }
 
 std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  if (decodes_by_keys_as_rows(spec, target, config)) return {};
   if (!decodes_by_forward(spec, target, config)) return mma_decode::futility(spec, target, config);
   if (config.block_m == 192) return "a decode has at most 64 query rows for each head";
   return forward_sm90a::family.futility(forward_of(spec), target, config);
@@ -74,11 +90,11 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
 // Measured on an H200 (tests/bench/decode.md): with 64 rows of a key/value head the forward's kernel takes
 // 0.77 of the time of the other, with 256 rows 0.35, if its tiles keep most multiprocessors busy.
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
-  if (*why_no_forward(spec)) return mma_decode::preferred(spec, target, shape);
-  const std::int64_t heads = std::int64_t{std::max(shape.batch, 1)} * std::max(shape.num_heads_kv, 1);
   const std::int64_t rows =
       std::int64_t{std::max(shape.seqlen_q, 1)} * shape.num_heads_q / std::max(shape.num_heads_kv, 1);
-  // With 8-bit latents and 16 rows the kernel by mma.sync takes 0.92 of the time (tests/bench/wide.md).
+  if (has_keys_as_rows(spec) && rows <= keys_as_rows.block_m) return keys_as_rows;
+  if (*why_no_forward(spec)) return mma_decode::preferred(spec, target, shape);
+  const std::int64_t heads = std::int64_t{std::max(shape.batch, 1)} * std::max(shape.num_heads_kv, 1);
   if (has_wide_heads(spec) && (!spec.has_kv_scales() || rows > 16))
     return forward_sm90a::family.preferred(forward_of(spec), target, shape);
   if (rows > 32 && !has_wide_heads(spec)) {
@@ -92,6 +108,12 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
 }
 
 void render(const AttentionSpec& spec, KernelSource& source) {
+  if (decodes_by_keys_as_rows(spec, source.target, source.config)) {
+    mma_decode::render_kernel(spec, "cuda/decode_latents.cuh", "decode_latents", source);
+    // At its default level, which is 7% faster for fp8_ds_mla, ptxas lacks up to 20 registers here.
+    if (spec.varlen || spec.offsets || reads_tables(spec)) source.options.push_back("--ptxas-options=-O1");
+    return;
+  }
   if (!decodes_by_forward(spec, source.target, source.config)) return mma_decode::render(spec, source);
   forward_sm90a::family.render(forward_of(spec), source);
   add_append_step(spec, source);

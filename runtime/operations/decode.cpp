@@ -148,9 +148,7 @@ struct Decode {
 
     CudaPlan(const PlannedKernel& kernel, const Shape& shape) {
       const KernelConfig& config = kernel.config;
-      const device::CudaDecodeLayout layout(kernel.spec.head_dim, kernel.spec.head_dim_v, config.block_m,
-                                            config.block_n, config.num_stages, config.num_warps,
-                                            decode_keys(kernel.spec));
+      const device::CudaDecodeLayout layout = cuda_decode_layout(kernel.spec, config);
       const int heads_kv = std::max(shape.num_heads_kv, 1), group = std::max(shape.num_heads_q / heads_kv, 1);
       head_tiles = (group - 1) / config.block_m + 1;  // no ceil_div: a group may be any number
       tile_heads = (group - 1) / head_tiles + 1;

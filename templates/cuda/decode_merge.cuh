@@ -11,9 +11,9 @@ namespace flashjit::device {
 //
 // A team of threads reads a row, four columns each. Several teams, the members, share the parts of a row and
 // meet in shared memory.
-template <class Spec, class Config>
+template <class D>
 struct DecodeMerge {
-  using D = Decode<Spec, Config>;
+  using Spec = typename D::Spec;
   using Entry = typename D::Entry;
   using Row = MergedRow<fp32, Entry::fixed_parts ? 1 : 2, FreshParts>;
   static constexpr int threads = decode_merge_threads, team_threads = Spec::head_dim_v / Row::columns;
@@ -134,7 +134,7 @@ struct DecodeMerge {
 template <class Spec, class Config>
 FLASHJIT_FN void decode_merge(const CudaDecodeParams& params) {
   extern __shared__ __align__(1024) char dynamic_shared[];
-  DecodeMerge<Spec, Config>::run(params, shared_address(dynamic_shared));
+  DecodeMerge<Decode<Spec, Config>>::run(params, shared_address(dynamic_shared));
 }
 
 }  // namespace flashjit::device

@@ -40,7 +40,8 @@ class DecodeProducer {
   using VTile = typename Kernel::VTile;
   using Products = typename Kernel::Products;
   static constexpr CudaDecodeLayout layout = Kernel::layout;
-  static constexpr int block_m = Kernel::block_m, block_n = Kernel::block_n, step_keys = Kernel::step_keys;
+  static constexpr int block_m = Kernel::block_m, block_n = layout.buffer_keys, step_keys = Kernel::step_keys;
+  static constexpr int buffers = step_keys / block_n;  // of a step
   static constexpr bool own_scales = Kernel::own_scales;
   static constexpr u32 all_lanes = 0xffffffff;
 
@@ -130,7 +131,7 @@ class DecodeProducer {
     const KvElement* const k = static_cast<const KvElement*>(p_.k.data) + p_.k.offset(batch, 0, tile.head_kv);
     const KvElement* const v = static_cast<const KvElement*>(p_.v.data) + p_.v.offset(batch, 0, tile.head_kv);
     const RowScales scales = scales_of_head(batch, tile.head_kv);
-    const int blocks = entry.steps(segment.begin, segment.end) * layout.groups;
+    const int blocks = entry.steps(segment.begin, segment.end) * buffers;
     // Producers take turns through all segments. Page ids are looked up one block ahead.
     const int first = static_cast<int>((index_ + layout.copiers - count_ % layout.copiers) % layout.copiers);
     int next_page = first < blocks ? page_of(entry, segment, first) : 0;
@@ -142,11 +143,11 @@ class DecodeProducer {
       mbarrier_wait(shared_.empty(slot), (count / layout.slots & 1) ^ 1);
       const u32 k_tile = shared_.k(slot), v_tile = shared_.v(slot);
       if (rows.together) {
-        copy_together<KTile, Spec::head_dim>(k_tile, rows.k, p_.k.row_stride);
+        copy_together<KTile, Kernel::key_columns>(k_tile, rows.k, p_.k.row_stride);
         if (!layout.shares_k) copy_together<VTile, Spec::head_dim_v>(v_tile, rows.v, p_.v.row_stride);
       } else {
         const u32 existing = __ballot_sync(all_lanes, rows.exists);
-        copy_apart<KTile, Spec::head_dim>(k_tile, rows.k, existing);
+        copy_apart<KTile, Kernel::key_columns>(k_tile, rows.k, existing);
         if (!layout.shares_k) copy_apart<VTile, Spec::head_dim_v>(v_tile, rows.v, existing);
       }
       if constexpr (own_scales) {
@@ -161,7 +162,7 @@ class DecodeProducer {
   }
 
   FLASHJIT_FN Span block_of(const Entry& entry, const DecodeSegment& segment, int i) const {
-    const int first = entry.step(segment.begin, i / layout.groups) * step_keys + i % layout.groups * block_n;
+    const int first = entry.step(segment.begin, i / buffers) * step_keys + i % buffers * block_n;
     return {first, first + block_n};
   }
   FLASHJIT_FN bool has_key(const Entry& entry, int key) const {
@@ -258,7 +259,7 @@ class DecodeProducer {
   // Wide rows have too many chunks for the registers of a whole block's addresses.
   template <class Tile, class Copy>
   FLASHJIT_FN static void each_chunk(const Copy& copy) {
-    if constexpr (Tile::chunks <= 32) {
+    if constexpr (Tile::chunks <= 32 && !layout.keys_as_rows) {
 #pragma unroll
       for (u32 first = 0; first < Chunk<Tile>::count; first += 32) copy(first);
     } else {
@@ -288,7 +289,7 @@ class DecodeProducer {
     static constexpr u32 count = block_n * Tile::chunks;
     // With rows of 2, 4, ... 32 chunks a lane's chunks lie in one column, `step` rows apart.
     static constexpr bool in_columns = 32 % Tile::chunks == 0;
-    static constexpr u32 step = 32 / Tile::chunks;
+    static constexpr u32 step = in_columns ? 32 / Tile::chunks : 1;
     static constexpr bool in_parts = in_columns && 16 % step == 0;
     u32 index, row, column;
 

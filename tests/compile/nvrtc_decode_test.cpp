@@ -32,7 +32,15 @@ void expect_sound_decode(const Case& c, const CompiledKernel& kernel) {
   const bool by_forward = decodes_by_forward(c.spec, c.target, c.config);
   std::vector<std::string> instructions = {"wgmma.mma_async.sync.aligned", "cp.async.bulk.tensor",
                                            "setmaxnreg", "ex2.approx.ftz.f32"};
-  if (!by_forward)
+  if (decodes_by_keys_as_rows(c.spec, c.target, c.config))
+    instructions = {"wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16",
+                    "setmaxnreg",
+                    "ldmatrix.sync.aligned.m8n8.x4.shared",
+                    ".trans.shared.b16",
+                    "cp.async.cg.shared.global",
+                    "cp.async.mbarrier.arrive.noinc",
+                    "ex2.approx.ftz.f32"};
+  else if (!by_forward)
     instructions = {"mma.sync.aligned.m16n8k16.row.col.f32." + type + "." + type + ".f32",
                     "ldmatrix.sync.aligned.m8n8.x4.shared",
                     ".trans.shared.b16",
@@ -70,6 +78,39 @@ TEST_F(NvrtcTest, DecodeOfWideHeads) {
           if ((!kv_dtype && own_scales) || decodes_by_forward(spec, target, config)) continue;
           const bool latent = dim == 576 && (target.str() == "sm_80" || target.str() == "sm_90a");
           if (latent || has_turn(place++, 11)) cases.push_back({spec, target, config});
+        }
+  for_each_compiled(cases, expect_sound_decode);
+}
+
+// Few rows of 8-bit latents: each mask and kind of formula beside each kind of stored numbers.
+TEST_F(NvrtcTest, DecodeOfLatentsWithKeysAsRows) {
+  const std::vector<std::vector<Mask>> lists = {{},
+                                                {CausalMask{}},
+                                                {CausalMask{}, SlidingWindowMask{.sinks = true}},
+                                                {TreeMask{}},
+                                                {FormulaMask{"(row + key) % 3 != 0"}}};
+  const Target target = Target::parse("sm_90a");
+  std::vector<Case> cases;
+  std::size_t place = 0;
+  for (const DType kv_dtype : {DType::fp8_ds_mla, DType::fp8_e4m3, DType::fp8_e5m2, DType::int8})
+    for (const auto& masks : lists)
+      for (const auto& [dim, dim_v] : {std::pair{576, 512}, {320, 320}, {512, 448}, {576, 576}})
+        for (const bool more : {false, true}) {
+          if (kv_dtype == DType::fp8_ds_mla && dim_v != 512) continue;
+          AttentionSpec spec{.op = Operation::decode, .head_dim = dim, .head_dim_v = dim_v, .paged = true};
+          spec.v_in_k = true;
+          spec.kv_dtype = kv_dtype;
+          spec.mask = masks;
+          if (more) {
+            spec.varlen = spec.offsets = true;
+            spec.score = {"30 * tanh(score / 30)"};
+          }
+          const bool usual = dim_v == 512 && masks.size() == 1 && !more;
+          if (!usual && !has_turn(place++, 17)) continue;
+          spec = spec.validated();
+          const KernelConfig config = heuristic_config(spec, target, {64, 1, 8192, 16, 1, 64});
+          ASSERT_TRUE(decodes_by_keys_as_rows(spec, target, config)) << spec.to_json();
+          cases.push_back({spec, target, config});
         }
   for_each_compiled(cases, expect_sound_decode);
 }

@@ -2,8 +2,9 @@
 // float64 oracle.
 #pragma once
 
+#include "codegen/families/decode_kernels.hpp"
 #include "codegen/families/search_space.hpp"
-#include "cuda/decode_quantised.cuh"
+#include "cuda/decode_latents.cuh"
 #include "runtime/operation.hpp"
 #include "tests/cuda/emulated_attention.hpp"
 #include "tests/cuda/formula_specs.hpp"
@@ -47,9 +48,10 @@ class DecodeOnGpu : public EmulatorTest {
   template <class Spec, class Config>
   void launch(const Case& given, AttentionArgs args, int multiprocessors) {
     const KernelConfig config{Config::block_m, Config::block_n, Config::num_stages, Config::num_warps};
-    // sm_90a has another kernel for wide heads, with exceptions.
+    // sm_90a has other kernels for wide heads, with exceptions.
+    constexpr bool keys_as_rows = Config::block_n > 32;
     const Target target =
-        Target::parse(std::max(Spec::head_dim, Spec::head_dim_v) > 256 ? "sm_80" : "sm_90a");
+        Target::parse(std::max(Spec::head_dim, Spec::head_dim_v) > 256 && !keys_as_rows ? "sm_80" : "sm_90a");
     ASSERT_EQ(misfit(given.spec, target, config), "");
     const PlannedWithoutCode planned(given.spec, target, config, multiprocessors);
     const PlannedKernel& kernel = planned.kernel();
@@ -61,16 +63,24 @@ class DecodeOnGpu : public EmulatorTest {
     if (launch.size() == 0) return;
     ASSERT_EQ(launch.size(), 2u);
     steps = launch[1].grid.x > 0 ? 2 : 1;
-    using Own = std::conditional_t<std::is_void_v<typename Spec::kv_dtype>, device::CudaDecodeParams,
-                                   device::Quantised<device::CudaDecodeParams>>;
+    using Own = std::conditional_t<device::is_quantised<typename Spec::kv_dtype>,
+                                   device::Quantised<device::CudaDecodeParams>, device::CudaDecodeParams>;
     constexpr bool reads_formulas = requires(AttentionSpec spec) { Spec::add_to(spec); };
     using Params = std::conditional_t<reads_formulas, device::WithFormulas<Own>, Own>;
     const auto& p = params_for<ParamsInShard<Spec, Params>>(launch[0]);
-    run_grid(launch[0].grid, Config::num_warps * 32, device::Decode<Spec, Config>::layout.end,
-             [&] { device::decode<Spec, Config>(p); });
+    run_grid(launch[0].grid, Config::num_warps * 32, cuda_decode_layout(given.spec, config).end, [&] {
+      if constexpr (keys_as_rows)
+        device::decode_latents<Spec, Config>(p);
+      else
+        device::decode<Spec, Config>(p);
+    });
     if (steps == 1) return;  // blocks take whole tiles
-    run_grid(launch[1].grid, device::decode_merge_threads, device::decode_merge_shared,
-             [&] { device::decode_merge<Spec, Config>(p); });
+    run_grid(launch[1].grid, device::decode_merge_threads, device::decode_merge_shared, [&] {
+      if constexpr (keys_as_rows)
+        device::decode_latents_merge<Spec, Config>(p);
+      else
+        device::decode_merge<Spec, Config>(p);
+    });
   }
 };
 

@@ -65,5 +65,56 @@ TEST_F(DecodeOnGpu, WideHeadsOf8Bits) {
          ConfigOf<16, 32, 2, 8>>(wide_case(25), causal);
 }
 
+// Keys as rows of the products: stored numbers of each kind, widths, one and several tiles and positions,
+// pages whose keys lie apart, parts of tiles.
+TEST_F(DecodeOnGpu, LatentsWithKeysAsRows) {
+  using device::fp8_e4m3, device::fp8_e5m2, device::int8, device::fp8_ds_mla;
+  using Latent = ValuesInKeys<SpecOf<Bf16, 576, 512, true, false, BottomRight>>;
+  using Config = ConfigOf<16, 64, 2, 12>;
+  expect<WithKv<Latent, fp8_e4m3, tensor>, Config>(wide_case(31), causal);
+  expect<WithKv<Latent, fp8_ds_mla, tensor>, Config>(wide_case(32), causal);
+  Case tiles = wide_case(33);
+  tiles.heads_q = 18;
+  tiles.seqlen_q = 3;
+  tiles.seqlen_k = 300;
+  tiles.page_size = 8;
+  expect<WithKv<Latent, fp8_ds_mla, tensor>, Config>(tiles, causal, 1);
+  expect<WithKv<ValuesInKeys<SpecOf<Fp16, 576, 512, true, false, BottomRight>>, int8, head>, Config>(
+      tiles, causal, 7);
+  tiles.page_size = 1;
+  expect<WithKv<ValuesInKeys<SpecOf<Fp16, 320, 320, false, false, BottomRight>>, fp8_e5m2, head>,
+         ConfigOf<16, 64, 3, 12>>(tiles, causal, 30);
+  expect<
+      WithFloatOutput<WithKv<ValuesInKeys<SpecOf<Bf16, 512, 448, true, false, BottomRight>>, int8, tensor>>,
+      ConfigOf<16, 64, 1, 12>>(tiles, causal);
+  Case packed = wide_case(34);
+  packed.lengths_q = {2, 0, 3, 1};
+  packed.lengths_k = {330, 7, 0, 60};
+  expect<WithKv<ValuesInKeys<SpecOf<Bf16, 576, 512, true, true, BottomRight>>, fp8_ds_mla, tensor>, Config>(
+      packed, causal);
+}
+
+TEST_F(DecodeOnGpu, MasksOfLatentsWithKeysAsRows) {
+  using device::fp8_e4m3, device::fp8_ds_mla;
+  using Config = ConfigOf<16, 64, 2, 12>;
+  using Latent = ValuesInKeys<SpecOf<Bf16, 576, 512, true, false>>;
+  using Scaled = device::Quantised<device::CudaDecodeParams>;
+  Case c = wide_case(41);
+  c.seqlen_q = 4;
+  c.seqlen_k = 700;
+  c.page_size = 48;
+  using Windowed = ValuesInKeys<SpecOf<Bf16, 576, 512, true, false, WindowWithSinks>>;
+  expect<WithKv<Windowed, fp8_ds_mla, tensor>, Config>(c, {SlidingWindowMask{.sinks = true}});
+  expect<WithKv<ValuesInKeys<SpecOf<Bf16, 576, 512, true, false, device::Tree>>, fp8_e4m3, tensor>, Config>(
+      c, {TreeMask{}});
+  expect<WithFormulaSpec<WithKv<Latent, fp8_e4m3, tensor>, device::WithFormulas<Scaled>, true>, Config>(c,
+                                                                                                        {});
+  expect<WithFormulaSpec<WithKv<Latent, fp8_ds_mla, tensor>, device::WithFormulas<device::CudaDecodeParams>,
+                         false>,
+         Config>(c, {});
+  expect<WithShard<WithKv<Latent, fp8_e4m3, tensor>, Scaled, device::Causal<Align::top_left>>, Config>(
+      c, causal);
+}
+
 }  // namespace
 }  // namespace flashjit::testing_support

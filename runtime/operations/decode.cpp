@@ -92,6 +92,7 @@ struct Decode {
     p.heads_inverse = static_cast<device::u32>(device::ceil_div(1 << 16, plan.tile_heads));
     p.most_tiles = plan.most_tiles;
     p.most_parts = plan.most_parts;
+    p.blocks = static_cast<int>(plan.blocks);
     p.parts_o = reinterpret_cast<float*>(memory);
     p.parts_state = reinterpret_cast<float*>(memory + plan.parts_state);
     step.grid = {.x = plan.blocks};
@@ -100,12 +101,16 @@ struct Decode {
       return;
     }
 
-    constexpr unsigned most_blocks_of_a_tile = 8;
+    // Blocks for each tile: as many as multiprocessors hold at once, and 8 at least.
+    constexpr unsigned least_blocks_of_a_tile = 8;
     StepLaunch& merge = add_step(kernel, launch, "flashjit_decode_merge");
     make_params<device::CudaDecodeParams>(merge, p, added);
-    merge.grid = {.x = kernel.spec.batch_invariant ? static_cast<unsigned>(params.batch * plan.most_tiles)
-                                                   : plan.blocks,
-                  .y = std::min(static_cast<unsigned>(p.tile_rows()), most_blocks_of_a_tile)};
+    const auto tiles = static_cast<unsigned>(params.batch * plan.most_tiles);
+    const auto items = static_cast<unsigned>(
+        p.tile_rows() * kernel.spec.head_dim_v /
+        device::decode_merge_columns(kernel.spec.head_dim_v, kernel.spec.batch_invariant));
+    merge.grid.x = kernel.spec.batch_invariant ? tiles : std::min(tiles, plan.blocks);
+    merge.grid.y = std::min(items, std::max(8 * plan.blocks / merge.grid.x, least_blocks_of_a_tile));
     merge.dependent = true;
   }
 

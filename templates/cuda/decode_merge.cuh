@@ -6,17 +6,20 @@
 
 namespace flashjit::device {
 
-// Merges the parts of tiles. Block x of the grid merges the tile that block x of the first kernel began and a
-// later one ended; with batch_invariant, block x merges tile x % most_tiles of batch entry x / most_tiles.
+// Merges the parts of tiles. Where the first kernel has fewer blocks than there may be tiles, block x of the
+// grid merges the tile that block x of the first kernel began and a later one ended. Else, and with
+// batch_invariant, it merges tile x % most_tiles of batch entry x / most_tiles.
 //
-// A team of threads reads a row, four columns each. Several teams, the members, share the parts of a row and
-// meet in shared memory.
+// A team of threads reads a row's columns, or some of them, four each. Several teams, the members, share the
+// parts of a row and meet in shared memory.
 template <class D>
 struct DecodeMerge {
   using Spec = typename D::Spec;
   using Entry = typename D::Entry;
   using Row = MergedRow<fp32, Entry::fixed_parts ? 1 : 2, FreshParts>;
-  static constexpr int threads = decode_merge_threads, team_threads = Spec::head_dim_v / Row::columns;
+  static constexpr int columns = decode_merge_columns(Spec::head_dim_v, Entry::fixed_parts);
+  static constexpr int column_parts = Spec::head_dim_v / columns;
+  static constexpr int threads = decode_merge_threads, team_threads = columns / Row::columns;
   static constexpr int teams = threads / team_threads;
   // With batch_invariant a part's number alone says which member takes it.
   static constexpr int most_members = teams < 2 ? 1 : teams < 4 ? 2 : Entry::fixed_parts || teams < 8 ? 4 : 8;
@@ -25,6 +28,7 @@ struct DecodeMerge {
   // A tile, and its parts [begin, end).
   struct Work {
     int batch = 0, tile = 0, begin = 0, end = 0;
+    u32 first = 0;  // the block of the first kernel that began the tile
   };
 
   FLASHJIT_FN static void run(const CudaDecodeParams& p, u32 shared) {
@@ -38,11 +42,12 @@ struct DecodeMerge {
     if (!Entry::fixed_parts)
       while (members >= 2 * work.end) members /= 2;
     const int team = static_cast<int>(tid_x()) / team_threads, member = team % members;
-    const int column = static_cast<int>(tid_x()) % team_threads * Row::columns;
     const int rows = tile.positions * p.tile_heads, rows_at_once = teams / members;
-    for (int first = static_cast<int>(ctaid_y()) * rows_at_once; first < rows;
+    for (int first = static_cast<int>(ctaid_y()) * rows_at_once; first < rows * column_parts;
          first += static_cast<int>(nctaid_y()) * rows_at_once) {
-      const int row = first + team / members;
+      const int row = (first + team / members) / column_parts;
+      const int column = (first + team / members) % column_parts * columns +
+                         static_cast<int>(tid_x()) % team_threads * Row::columns;
       const int position = static_cast<int>(static_cast<u32>(row) * p.heads_inverse >> 16);
       const int head = row - position * p.tile_heads;
       const bool exists = team < rows_at_once * members && row < rows && head < tile.heads;
@@ -107,7 +112,7 @@ struct DecodeMerge {
 
   FLASHJIT_FN static i64 slot(const CudaDecodeParams& p, const Work& work, int part) {
     if constexpr (Entry::fixed_parts) return p.fixed_slot(work.batch, work.tile, part);
-    return p.shared_slot(ctaid_x(), part);
+    return p.shared_slot(work.first, part);
   }
 
   // Needs no results of the first kernel.
@@ -119,15 +124,27 @@ struct DecodeMerge {
       return {batch, tile, entry.units.at(0), entry.units.at(entry.units.count - 1) + 1};
     } else {
       const DecodeUnits<Spec, Entry> units(p, static_cast<int>(tid_x() % 32));
-      const EqualShares shares(units.total(), nctaid_x(), D::Producer::least_units);
+      const EqualShares shares(units.total(), static_cast<u32>(p.blocks), D::Producer::least_units);
+      if (p.batch * p.most_tiles <= p.blocks) {
+        const int batch = static_cast<int>(x) / p.most_tiles, tile = static_cast<int>(x) % p.most_tiles;
+        const Entry entry(p, batch);
+        if (tile >= entry.tiles) return {};
+        const u32 begin = units.before(batch) + static_cast<u32>(tile * entry.tile_units());
+        return parts_of(shares, batch, tile, begin, begin + static_cast<u32>(entry.tile_units()));
+      }
       if (x + 1 >= shares.used) return {};
       const u32 last = shares.begin(x + 1) - 1;  // unit of block x
       const UnitPlace place = units.find(last);
       const int tile_units = Entry(p, place.batch).tile_units(), tile = place.skipped / tile_units;
       const u32 begin = last - static_cast<u32>(place.skipped - tile * tile_units), end = begin + tile_units;
       if (end == last + 1 || begin < shares.begin(x)) return {};
-      return {place.batch, tile, 0, static_cast<int>(shares.block_of(end - 1) - x) + 1};
+      return parts_of(shares, place.batch, tile, begin, end);
     }
+  }
+  // A tile of units [begin, end).
+  FLASHJIT_FN static Work parts_of(const EqualShares& shares, int batch, int tile, u32 begin, u32 end) {
+    const u32 first = shares.block_of(begin);
+    return {batch, tile, 0, static_cast<int>(shares.block_of(end - 1) - first) + 1, first};
   }
 };
 

@@ -27,6 +27,12 @@ class DecodeUnits {
 
   FLASHJIT_FN u32 total() const { return total_; }
 
+  // Of all entries before this one.
+  FLASHJIT_FN u32 before(int batch) const {
+    if (alike_) return static_cast<u32>(batch) * own_;
+    return sum_of_units(batch, lane_, [&](int entry) { return entry < batch ? cached(entry) : 0; });
+  }
+
   FLASHJIT_FN UnitPlace find(u32 unit) const {
     if (alike_) {
       const u32 batch = unit / own_;

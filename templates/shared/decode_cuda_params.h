@@ -11,6 +11,13 @@ constexpr int fixed_part_keys = 512;
 // The second kernel's block: threads, and bytes of shared memory.
 constexpr int decode_merge_threads = 256, decode_merge_shared = decode_merge_threads * 24;
 
+// The second kernel's blocks have all columns of a row, or 128: a wide row's columns are then several
+// blocks', so that more threads share its parts. With batch_invariant the threads that share them are always
+// the same.
+FLASHJIT_FN constexpr int decode_merge_columns(int head_dim_v, bool batch_invariant) {
+  return head_dim_v > 256 && head_dim_v % 128 == 0 && !batch_invariant ? 128 : head_dim_v;
+}
+
 // A tile has the query heads of one key/value head, or some of them, at some positions. Its row r is position
 // r / tile_heads of head r % tile_heads. The tiles of a batch entry come in the order [key/value head, tile
 // of heads, tile of positions].
@@ -28,6 +35,7 @@ struct CudaDecodeParams : DecodeParams {
   // Apart, because float32 has no room for both in one number where the reference is far from 0.
   float* parts_state;
   int most_tiles, most_parts;
+  int blocks;  // of the first kernel's grid
 
   FLASHJIT_FN int tile_rows() const { return tile_heads * tile_positions; }
   // The slot of part i of a tile that block `first` begins.

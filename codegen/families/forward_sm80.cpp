@@ -22,6 +22,11 @@ constexpr std::string_view choices[] = {"block_m", "block_n", "num_stages", "num
 
 constexpr int rows_of_a_warp = 16;
 
+// Whether two warps share rows, and divide the columns of their output.
+bool divides_columns(const AttentionSpec& spec) {
+  return device::cuda_forward_column_groups(spec.head_dim, spec.head_dim_v) > 1;
+}
+
 int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
   if (spec.kv_dtype)
     return device::cuda_quantised_forward_shared_memory(spec.head_dim, spec.head_dim_v, config.block_m,
@@ -40,7 +45,12 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
     return wrong("num_stages", config.num_stages,
                  "is not 2 with kv_dtype: one block as it is stored, one converted");
   const int rows = rows_of_a_warp * config.num_warps;
-  if (config.block_m <= 0 || config.block_m % rows != 0 || config.block_m > 2 * rows) {
+  if (divides_columns(spec) && config.block_m != rows / 2)
+    return wrong("block_m", config.block_m,
+                 "is not " + std::to_string(rows / 2) + ": with heads of more than 256 columns two of " +
+                     std::to_string(config.num_warps) + " warps share 16 rows");
+  if (!divides_columns(spec) &&
+      (config.block_m <= 0 || config.block_m % rows != 0 || config.block_m > 2 * rows)) {
     return wrong("block_m", config.block_m,
                  "is not " + std::to_string(rows) + " or " + std::to_string(2 * rows) +
                      ", 16 or 32 rows for each of " + std::to_string(config.num_warps) + " warps");
@@ -48,6 +58,10 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
   if (config.block_n <= 0 || config.block_n % 16 != 0 || config.block_n > 256) {
     return wrong("block_n", config.block_n, "is not a multiple of 16 up to 256");
   }
+  // Masks say which of 16 keys, or of a multiple, are seen.
+  if (divides_columns(spec) && config.block_n != 16 && config.block_n % 32 != 0)
+    return wrong("block_n", config.block_n,
+                 "is not 16 or a multiple of 32: each of two warps takes half of the keys");
   if (std::string why = not_fixed_blocks(spec, target, config); !why.empty()) return why;
   return too_much_shared_memory(config, {"block_m", "block_n", "num_stages"}, shared_memory(spec, config),
                                 target);
@@ -58,6 +72,10 @@ ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
                   .block_n = {32, 48, 64, 80, 96, 112, 128},
                   .num_stages = {1, 2},
                   .num_warps = {4, 8}};
+  if (divides_columns(spec)) {
+    axes.block_m = {32, 64};
+    axes.block_n = {16, 32, 64};
+  }
   fix_blocks(spec, target, axes);
   return axes;
 }
@@ -70,7 +88,8 @@ int resident_warps(const AttentionSpec& spec, const Target& target, const Kernel
 }
 
 std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  constexpr int least_warps = 8;
+  // Tiles of wide heads take most of the memory of some targets.
+  const int least_warps = divides_columns(spec) ? 4 : 8;
   const int accumulators =
       device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps);
   if (std::string why = too_many_sums(accumulators); !why.empty()) return why;
@@ -78,11 +97,19 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
     return "shared memory lets a multiprocessor hold " + std::to_string(warps) +
            " warps, fewer than the eight that registers allow; too few warps hide no latency";
   }
-  if (config.num_warps == 8 && config.block_m < 256 && spec.head_dim_v <= 128) {
+  if (config.num_warps == 8 && config.block_m < 256 && spec.head_dim_v <= 128 && !divides_columns(spec)) {
     return "eight warps of 16 rows read K and V from shared memory twice as often as warps of 32 rows; "
            "up to head_dim_v 128 there are registers for 32 rows";
   }
   return {};
+}
+
+KernelConfig first_that_pays(const AttentionSpec& spec, const Target& target,
+                             const std::vector<KernelConfig>& candidates) {
+  for (const KernelConfig& config : candidates) {
+    if (futility(spec, target, config).empty() && misfit(spec, target, config).empty()) return config;
+  }
+  return candidates.back();
 }
 
 // Measured on an H200 (tests/bench/gpu_forward.md). The other targets
@@ -91,10 +118,19 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   constexpr KernelConfig short_sequences[] = {{64, 64, 2, 4}, {64, 64, 1, 4}, {64, 32, 1, 4}};
   constexpr KernelConfig small_heads[] = {{128, 64, 2, 4}, {128, 64, 1, 4}, {128, 32, 1, 4}};
   constexpr KernelConfig others[] = {{64, 64, 1, 4}, {128, 64, 1, 8}, {128, 32, 1, 8}};
+  constexpr KernelConfig wide_heads[] = {
+      {64, 64, 1, 8}, {64, 32, 1, 8}, {64, 16, 1, 8}, {32, 32, 1, 4}, {32, 16, 1, 4}};
   std::vector<KernelConfig> candidates;
   const auto add = [&](const auto& configs) {
     candidates.insert(candidates.end(), std::begin(configs), std::end(configs));
   };
+  if (divides_columns(spec)) {
+    add(wide_heads);
+    // The place of a second stage has the next block as it is stored.
+    if (spec.kv_dtype)
+      for (KernelConfig& config : candidates) config.num_stages = 2;
+    return first_that_pays(spec, target, candidates);
+  }
   const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
   // A tile that spans several query blocks of a list computes,
   // for all its rows, every key block that any of them lists.
@@ -114,10 +150,7 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
     candidates.insert(spec.head_dim_v > 128 ? candidates.begin() : candidates.end(), narrow);
     for (KernelConfig& config : candidates) config.num_stages = 2;
   }
-  for (const KernelConfig& config : candidates) {
-    if (futility(spec, target, config).empty() && misfit(spec, target, config).empty()) return config;
-  }
-  return candidates.back();
+  return first_that_pays(spec, target, candidates);
 }
 
 ParamsType params_of_step(const AttentionSpec& spec) {
@@ -137,6 +170,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
   source.text += include_lines("cuda/forward_sm80.cuh", spec,
                                spec.kv_dtype ? "cuda/quantised_tile.cuh" : "cuda/paged_tile.cuh") +
+                 (divides_columns(spec) ? "#include \"cuda/forward_sm80_columns.cuh\"\n" : "") +
                  "#pragma nv_hdrstop\n\n" +
                  structs(spec, "ForwardSm80Spec", params_of_step(spec).text, "", choices, config, "") +
                  function_text(spec);
@@ -160,7 +194,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 extern constinit const KernelFamily family = {
     .op = Operation::forward,
     .on = Target::Family::cuda,
-    .head_dim = heads_to_256,
+    .head_dim = heads_to_576,
     .dtypes = two_byte_dtypes,
     .fields = fields,
     .masks = all_masks,

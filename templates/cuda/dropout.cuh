@@ -18,6 +18,12 @@ FLASHJIT_FN void st_column_words(u32 to, int part, const Words& w) {
 FLASHJIT_FN void ld_column_words(u32 (&words)[4], u32 from, int step, u32 lane) {
   ld_shared_v4(words, from + step * 64 + lane % 4 * 16);
 }
+// Loads the words of columns 8 * tile + 2 (lane % 4) + {0, 1}.
+FLASHJIT_FN void ld_column_words_of_8(u32 (&words)[2], u32 from, u32 tile, u32 lane) {
+  int a, b;
+  ld_shared_v2(a, b, from + tile / 2 * 64 + tile % 2 * 8 + lane % 4 * 16);
+  words[0] = static_cast<u32>(a), words[1] = static_cast<u32>(b);
+}
 
 // The words of a row; lane `from` made them.
 FLASHJIT_FN RowWords row_words_of(const RowWords& words, u32 from) {

@@ -319,41 +319,42 @@ class FormulaScore {
 
 // Sets the scores of a block that a mask with formulas excludes to minus infinity. A block that is partly
 // seen because of a formula is mostly whole for the other masks.
-template <int tile_rows, int columns, class Part, class Rows, class Heads>
+template <int tile_rows, int keys, int columns = keys, class Part, class Rows, class Heads>
 FLASHJIT_FN void mask_part(float* scores, const Part& mask, const Rows& rows, const Heads& heads,
-                           const Block& block, int lane) {
+                           const Block& block, int lane, int part = 0) {
   if constexpr (has_formula<Part>)
-    mask_elements<tile_rows, columns>(scores, mask, rows, heads, block, lane);
-  else if (!Part::row_intervals || !mask.whole({rows(0), rows(8) + 1}, block_span(block.index, columns)))
-    mask_scores<tile_rows, columns>(scores, mask, rows, block, lane);
+    mask_elements<tile_rows, keys, columns>(scores, mask, rows, heads, block, lane, part);
+  else if (const int first = first_key_of<keys, columns>(block, part);
+           !Part::row_intervals || !mask.whole({rows(0), rows(8) + 1}, {first, first + columns}))
+    mask_scores<tile_rows, keys, columns>(scores, mask, rows, block, lane, part);
 }
-template <int tile_rows, int columns, class A, class B, class Rows, class Heads>
+template <int tile_rows, int keys, int columns = keys, class A, class B, class Rows, class Heads>
 FLASHJIT_FN void mask_elements(float* scores, const Both<A, B>& mask, const Rows& rows, const Heads& heads,
-                               const Block& block, int lane) {
+                               const Block& block, int lane, int part = 0) {
   if constexpr (has_formula<A> || has_formula<B>) {
-    mask_part<tile_rows, columns>(scores, mask.a, rows, heads, block, lane);
-    mask_part<tile_rows, columns>(scores, mask.b, rows, heads, block, lane);
+    mask_part<tile_rows, keys, columns>(scores, mask.a, rows, heads, block, lane, part);
+    mask_part<tile_rows, keys, columns>(scores, mask.b, rows, heads, block, lane, part);
   } else {
-    mask_scores<tile_rows, columns>(scores, mask, rows, block, lane);
+    mask_scores<tile_rows, keys, columns>(scores, mask, rows, block, lane, part);
   }
 }
 // A block that the lists keep whole is here only because of another mask.
-template <int tile_rows, int columns, class Blocks, class Others, class Rows, class Heads>
+template <int tile_rows, int keys, int columns = keys, class Blocks, class Others, class Rows, class Heads>
 FLASHJIT_FN void mask_elements(float* scores, const Listed<Blocks, Others>& mask, const Rows& rows,
-                               const Heads& heads, const Block& block, int lane) {
+                               const Heads& heads, const Block& block, int lane, int part = 0) {
   if constexpr (!has_formula<Others>) {
-    mask_scores<tile_rows, columns>(scores, mask, rows, block, lane);
+    mask_scores<tile_rows, keys, columns>(scores, mask, rows, block, lane, part);
   } else {
     if (block.found != everywhere && block.found != by_masks)
-      mask_scores<tile_rows, columns>(scores, mask.blocks, rows, block, lane);
+      mask_scores<tile_rows, keys, columns>(scores, mask.blocks, rows, block, lane, part);
     if (block.found == by_masks || block.found == not_found)
-      mask_part<tile_rows, columns>(scores, mask.others, rows, heads, block, lane);
+      mask_part<tile_rows, keys, columns>(scores, mask.others, rows, heads, block, lane, part);
   }
 }
-template <int tile_rows, int columns, class Formula, class Params, class Rows, class Heads>
+template <int tile_rows, int keys, int columns = keys, class Formula, class Params, class Rows, class Heads>
 FLASHJIT_FN void mask_elements(float* scores, const FormulaMask<Formula, Params>& mask, const Rows& rows,
-                               const Heads& heads, const Block& block, int lane) {
-  const int base = block.index * columns + lane % 4 * 2;
+                               const Heads& heads, const Block& block, int lane, int part = 0) {
+  const int base = first_key_of<keys, columns>(block, part) + lane % 4 * 2;
   const FormulaRow row_0(mask.problem, rows(0), heads(0)), row_8(mask.problem, rows(8), heads(8));
   [[maybe_unused]] const auto of_row_0 = Formula::of_row(row_0), of_row_8 = Formula::of_row(row_8);
 #pragma unroll

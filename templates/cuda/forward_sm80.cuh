@@ -2,7 +2,7 @@
 //
 // One block of threads computes block_m query rows of one (batch entry, query head). A warp owns 16 or 32
 // whole rows, block_m / num_warps, so its softmax needs no other warp. Scores, weights and output stay in
-// registers.
+// registers. Of heads of more than 256 columns two warps share 16 rows (forward_sm80_columns.cuh).
 //
 // Data and strides of q, k, v and o are multiples of 16 bytes.
 #pragma once
@@ -35,6 +35,8 @@ template <class Tile, int head_dim, int threads, int element_bytes>
 class PagedTileCopy;  // cuda/paged_tile.cuh
 template <class Spec, class Config, class KTile, class VTile>
 class QuantisedTiles;  // cuda/quantised_tile.cuh
+template <int block_m, int block_n, int warp_rows, int groups>
+class SharedRows;  // cuda/forward_sm80_columns.cuh
 
 template <class Spec, class Config>
 class ForwardSm80 {
@@ -46,33 +48,52 @@ class ForwardSm80 {
 
   static constexpr int threads = Config::num_warps * 32;
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
-  static constexpr int warp_rows = block_m / Config::num_warps;
-  static constexpr int m_tiles = warp_rows / 16;  // 16-row tiles of a warp
-  static constexpr int n_tiles = block_n / 8;     // 8-key tiles of a block
+  // Warps that share rows.
+  static constexpr int groups = cuda_forward_column_groups(Spec::head_dim, Spec::head_dim_v);
+  static constexpr int warp_rows = block_m * groups / Config::num_warps;
+  static constexpr int m_tiles = warp_rows / 16;    // 16-row tiles of a warp
+  static constexpr int n_tiles = block_n / 8;       // 8-key tiles of a block
+  static constexpr int s_tiles = n_tiles / groups;  // those of a warp's scores
   static constexpr int k_steps = ceil_div(Spec::head_dim, 16);
-  static constexpr int o_tiles = Spec::head_dim_v / 8;  // 8-column tiles of the output
-  static_assert(warp_rows % 16 == 0 && block_n % 16 == 0 &&
+  static constexpr int v_chunks = Spec::head_dim_v / 8;
+  // 8-column tiles of a warp's output. Warps that share rows take turns at pairs of them; the last pairs may
+  // not exist.
+  static constexpr int o_tiles = groups == 1 ? v_chunks : ceil_div(v_chunks, 2 * groups) * 2;
+  static_assert(warp_rows % 16 == 0 && block_n % 16 == 0 && n_tiles % groups == 0 &&
                 (Config::num_stages == 1 || Config::num_stages == 2));
 
   using QTile = SharedTile<block_m, k_steps * 2>;
   using KTile = SharedTile<block_n, k_steps * 2>;
-  using VTile = SharedTile<block_n, o_tiles>;
-  using OTile = SharedTile<block_m, o_tiles>;
+  using VTile = SharedTile<block_n, v_chunks>;
+  using OTile = SharedTile<block_m, v_chunks>;
   static constexpr int stage_bytes = KTile::bytes + VTile::bytes;
   static constexpr int words_bytes = Spec::dropout ? block_n * 4 : 0;
   // 8-bit keys and values: the next block is in the place of a second stage, as it is stored.
   static constexpr bool quantised = is_quantised<typename Spec::kv_dtype>;
   static constexpr int stages = quantised ? 1 : Config::num_stages;
-  static_assert(quantised || max(QTile::bytes + stages * (stage_bytes + words_bytes), OTile::bytes) ==
-                                 cuda_forward_shared_memory(Spec::head_dim, Spec::head_dim_v, block_m,
-                                                            block_n, Config::num_stages, Spec::dropout));
+  static constexpr int exchange_bytes =
+      cuda_forward_exchange(Spec::head_dim, Spec::head_dim_v, block_m, block_n);
+  static constexpr int all_bytes =
+      quantised ? cuda_quantised_forward_shared_memory(Spec::head_dim, Spec::head_dim_v, block_m, block_n,
+                                                       Spec::kv_scale == KvScale::token_head)
+                : cuda_forward_shared_memory(Spec::head_dim, Spec::head_dim_v, block_m, block_n,
+                                             Config::num_stages, Spec::dropout);
+  static_assert(quantised ||
+                max(QTile::bytes + stages * (stage_bytes + words_bytes), OTile::bytes) + exchange_bytes ==
+                    all_bytes);
 
   using Softmax = OnlineSoftmax<m_tiles, true>;
+  using Sharing = SharedRows<block_m, block_n, warp_rows, groups>;
 
   // Q stays in registers if it leaves enough of them for the rest. The scores then read a third less from
   // shared memory.
-  static constexpr int accumulators = m_tiles * 4 * (n_tiles + o_tiles);
+  static constexpr int accumulators = m_tiles * 4 * (s_tiles + o_tiles);
   static constexpr bool q_in_registers = accumulators <= 144 && accumulators + m_tiles * 4 * k_steps <= 184;
+  // How far ahead operands of scores are loaded. Where a warp has few keys, a step of Q is a product or two.
+  static constexpr int s_pairs = ceil_div(s_tiles, 2);
+  static constexpr int s_ahead = min(3, groups == 1 ? s_pairs : k_steps * s_pairs);
+  // How many steps of Q are in registers at a time.
+  static constexpr int q_steps = q_in_registers ? k_steps : 1 + ceil_div(s_ahead, s_pairs);
 
  public:
   FLASHJIT_FN static void run(const Sm80ForwardParams& p, u32 shared) {
@@ -100,10 +121,19 @@ class ForwardSm80 {
   }
 
   FLASHJIT_FN Span rows() const { return {first_row_, min(first_row_ + block_m, seqlen_q_)}; }
+  // A warp's first row within the block's tile, and its number among those that share the rows.
+  FLASHJIT_FN static u32 warp_row(u32 thread) { return thread / 32 / groups * warp_rows; }
+  FLASHJIT_FN static u32 group(u32 thread) { return thread / 32 % groups; }
   // The row, within the block's tile, of elements 2 * half and 2 * half + 1 of accumulator tile i.
   FLASHJIT_FN static u32 accumulator_row(u32 thread, int i, int half) {
-    return thread / 32 * warp_rows + i * 16 + half * 8 + thread % 32 / 4;
+    return warp_row(thread) + i * 16 + half * 8 + thread % 32 / 4;
   }
+  // The 8 columns that a warp's tile c of O has, and whether there are such columns.
+  FLASHJIT_FN static u32 o_chunk(u32 thread, int c) {
+    return groups == 1 ? c : c / 2 * (2 * groups) + group(thread) * 2 + c % 2;
+  }
+  FLASHJIT_FN static bool exists(u32 chunk) { return groups == 1 || chunk < v_chunks; }
+  FLASHJIT_FN Sharing sharing() const { return {shared_ + all_bytes - exchange_bytes, tid_x()}; }
   FLASHJIT_FN u32 q_tile() const { return shared_; }
   FLASHJIT_FN u32 k_tile(int stage) const { return shared_ + QTile::bytes + stage * stage_bytes; }
   FLASHJIT_FN u32 v_tile(int stage) const { return k_tile(stage) + KTile::bytes; }
@@ -217,7 +247,7 @@ class ForwardSm80 {
       __syncthreads();
       copy_next();
       compute_scores(k_tile(0));
-      stored.scale_scores(s_);
+      stored.scale_scores(s_, static_cast<int>(group(threadIdx.x)) * s_tiles);
       modify_and_mask(block);
       accumulate(v_tile(0), 0);
     }
@@ -243,7 +273,7 @@ class ForwardSm80 {
   // Each lane makes the words of one of the warp's rows, then gets the words of its own rows.
   FLASHJIT_FN void make_row_words(const Words& key, const Problem& problem) {
     const u32 thread = threadIdx.x;
-    const int row = first_row_ + static_cast<int>(thread / 32 * warp_rows + thread % warp_rows);
+    const int row = first_row_ + static_cast<int>(thread / (32 * groups) * warp_rows + thread % warp_rows);
     const RowWords words = row_words_at<typename Spec::Offsets>(p_, key, row, problem.head_q, problem.batch);
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i)
@@ -253,8 +283,7 @@ class ForwardSm80 {
   }
 
   FLASHJIT_FN void load_q() {
-    q_address_ =
-        q_tile() + threadIdx.x / 32 * warp_rows * QTile::row_bytes + QTile::lane_offset(threadIdx.x % 32);
+    q_address_ = q_tile() + warp_row(threadIdx.x) * QTile::row_bytes + QTile::lane_offset(threadIdx.x % 32);
     if constexpr (q_in_registers) {
       wait_and_sync<1>();
 #pragma unroll
@@ -269,18 +298,23 @@ class ForwardSm80 {
   // s = q k^T. Operands are loaded `ahead` products before their use, since ldmatrix takes longer than one
   // product.
   FLASHJIT_FN void compute_scores(u32 k_tile) {
-    constexpr int pairs = n_tiles / 2, count = k_steps * pairs, ahead = min(3, pairs);
-    const u32 k_address = k_tile + KTile::lane_offset_b(threadIdx.x % 32);
+    constexpr int pairs = s_pairs, count = k_steps * pairs, ahead = s_ahead;
+    const u32 k_address = k_tile + group(threadIdx.x) * (s_tiles * 8) * KTile::row_bytes +
+                          KTile::lane_offset_b(threadIdx.x % 32);
     u32 k[ahead + 1][4];
     const auto load = [&](int t) {
       const int step = t / pairs, n = t % pairs * 2;
-      if (n == 0 && !q_in_registers) load_q(q_[step % 2], step);
-      ldmatrix_x4(k[t % (ahead + 1)], KTile::at(k_address, n * 8, step * 2));
+      auto& b = k[t % (ahead + 1)];
+      if (n == 0 && !q_in_registers) load_q(q_[step % q_steps], step);
+      if (n + 1 < s_tiles)
+        ldmatrix_x4(b, KTile::at(k_address, n * 8, step * 2));
+      else
+        ldmatrix_x2(b[0], b[1], KTile::at(k_address, n * 8, step * 2));
     };
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i)
 #pragma unroll
-      for (int n = 0; n < n_tiles; ++n)
+      for (int n = 0; n < s_tiles; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) s_[i][n][e] = 0;
 #pragma unroll
@@ -289,12 +323,12 @@ class ForwardSm80 {
     for (int t = 0; t < count; ++t) {
       if (t + ahead < count) load(t + ahead);
       const int step = t / pairs, n = t % pairs * 2;
-      const auto& q = q_[q_in_registers ? step : step % 2];
+      const auto& q = q_[step % q_steps];
       const auto& b = k[t % (ahead + 1)];
 #pragma unroll
       for (int i = 0; i < m_tiles; ++i) {
         mma_m16n8k16(Element{}, s_[i][n], q[i], b[0], b[1]);
-        mma_m16n8k16(Element{}, s_[i][n + 1], q[i], b[2], b[3]);
+        if (n + 1 < s_tiles) mma_m16n8k16(Element{}, s_[i][n + 1], q[i], b[2], b[3]);
       }
     }
   }
@@ -302,23 +336,25 @@ class ForwardSm80 {
   FLASHJIT_FN void modify_and_mask(const Block& block) {
     const u32 thread = tid_x(), lane = thread % 32;
     const int first = first_row_ + static_cast<int>(accumulator_row(thread, 0, 0));
+    constexpr int keys = block_n / groups;
+    const int part = static_cast<int>(group(thread));
     const auto heads = [&](int) { return head_; };
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i) {
       const auto rows = [&](int row) { return first + i * 16 + row; };
-      score_.template modify<block_n>(s_[i][0], score_.of_rows(rows, heads), rows, heads,
-                                      block.index * block_n, lane);
+      score_.template modify<keys>(s_[i][0], score_.of_rows(rows, heads), rows, heads,
+                                   first_key_of<block_n, keys>(block, part), lane);
     }
     if (block.whole) return;
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i)
-      mask_elements<block_m, block_n>(
-          s_[i][0], mask_, [&](int row) { return first + i * 16 + row; }, heads, block, lane);
+      mask_elements<block_m, block_n, keys>(
+          s_[i][0], mask_, [&](int row) { return first + i * 16 + row; }, heads, block, lane, part);
   }
 
   // Online softmax of s_, then o += p v. Sums include dropped weights.
   FLASHJIT_FN void accumulate(u32 v_tile, [[maybe_unused]] u32 column_words) {
-    if (softmax_.template take_max<n_tiles * 4>(s_[0][0])) {
+    if (take_max()) {
 #pragma unroll
       for (int i = 0; i < m_tiles; ++i)
 #pragma unroll
@@ -333,7 +369,12 @@ class ForwardSm80 {
     constexpr int registers = m_tiles * 4;
     u32 p[2][m_tiles][4], v[ahead + 1][4];
     [[maybe_unused]] u32 columns[4];
+    if constexpr (groups > 1) share_weights(column_words);
     const auto exponentiate = [&](int n, int begin, int end) {
+      if constexpr (groups > 1) {
+        if (begin == 0 && end > 0) sharing().load(p[n / 2 % 2], n / 2);
+        return;
+      }
       if (Spec::dropout && begin == 0) ld_column_words(columns, column_words, n / 2, threadIdx.x);
 #pragma unroll
       for (int r = begin; r < end; ++r) {
@@ -347,12 +388,15 @@ class ForwardSm80 {
         p[n / 2 % 2][i][j] = cvt_rn_x2(Element{}, low, high);
       }
     };
-    const u32 v_address = v_tile + VTile::lane_offset(threadIdx.x % 32);
+    const u32 v_address = v_tile + VTile::lane_offset(threadIdx.x % 32, group(threadIdx.x) * 2);
     const auto load = [&](int t) {
       const int key = t / pairs * 16, c = t % pairs * 2;
       auto& b = v[t % (ahead + 1)];
       if (c + 1 < o_tiles) {
-        ldmatrix_x4_trans(b, VTile::at(v_address, key, c));
+        // In place of columns that do not exist, the warp's first ones.
+        const bool all_exist = (c + 2) * groups <= v_chunks;
+        const bool exist = all_exist || exists(o_chunk(threadIdx.x, c) + threadIdx.x % 32 / 16);
+        ldmatrix_x4_trans(b, VTile::at(v_address, key, exist ? c * groups : 0));
       } else {
         ldmatrix_x2_trans(b[0], b[1], VTile::at(v_address, key, c));
       }
@@ -375,6 +419,44 @@ class ForwardSm80 {
     }
   }
 
+  FLASHJIT_FN bool take_max() {
+    if constexpr (groups == 1)
+      return softmax_.template take_max<n_tiles * 4>(s_[0][0]);
+    else
+      return softmax_.template take_max_of_all<s_tiles * 4>(s_[0][0], [&](float(&maxima)[2 * m_tiles]) {
+        sharing().combine(maxima, [](float a, float b) { return fmaxf(a, b); });
+      });
+  }
+
+  // The weights of the warp's keys, for all that share its rows.
+  FLASHJIT_FN void share_weights([[maybe_unused]] u32 column_words) {
+    const Sharing to = sharing();
+    const u32 lane = threadIdx.x % 32, first_tile = group(threadIdx.x) * s_tiles;
+#pragma unroll
+    for (int n = 0; n < s_tiles; ++n) {
+      [[maybe_unused]] u32 columns[2];
+      if constexpr (Spec::dropout) ld_column_words_of_8(columns, column_words, first_tile + n, lane);
+#pragma unroll
+      for (int r = 0; r < 2 * m_tiles; ++r) {
+        float low = s_[r / 2][n][r % 2 * 2], high = s_[r / 2][n][r % 2 * 2 + 1];
+        softmax_.exponentiate(r, low, high);
+        if constexpr (Spec::dropout) {
+          if (dropped(row_words_[r / 2][r % 2], columns[0], p_.dropout.below)) low = 0;
+          if (dropped(row_words_[r / 2][r % 2], columns[1], p_.dropout.below)) high = 0;
+        }
+        to.store(r, first_tile + n, cvt_rn_x2(Element{}, low, high));
+      }
+    }
+    to.wait_for_all();
+  }
+
+  // A row's sum of weights, for each of the thread's rows.
+  FLASHJIT_FN void take_sums(float (&sums)[2 * m_tiles]) const {
+#pragma unroll
+    for (int r = 0; r < 2 * m_tiles; ++r) sums[r] = softmax_.relative_sum(r);
+    sharing().combine(sums, [](float a, float b) { return a + b; });
+  }
+
   // The factor of all outputs.
   FLASHJIT_FN float of_outputs([[maybe_unused]] const Problem& problem) const {
     if constexpr (quantised) return QuantisedTiles<Spec, Config, KTile, VTile>::of_outputs(p_, problem);
@@ -391,12 +473,19 @@ class ForwardSm80 {
     const int first_row = tile.m_block * block_m;
     const u32 o_tile = shared_, thread = tid_x();
     const float factor = of_outputs(problem);
+    [[maybe_unused]] float sums[2 * m_tiles];
+    if constexpr (groups > 1) take_sums(sums);
 #pragma unroll
     for (int i = 0; i < m_tiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float lse;
-        const float sum = softmax_.sum(2 * i + half, lse);
+        float lse, sum;
+        if constexpr (groups == 1) {
+          sum = softmax_.sum(2 * i + half, lse);
+        } else {
+          sum = Softmax::checked(sums[2 * i + half], softmax_.reference(2 * i + half));
+          lse = Softmax::log_sum_exp(sum, softmax_.reference(2 * i + half));
+        }
         float inverse = rcp_approx(sum) * factor;
         if constexpr (Sinks::exist)
           inverse = Softmax::normalizer(sum, softmax_.reference(2 * i + half),
@@ -407,7 +496,7 @@ class ForwardSm80 {
         const bool unused = Mask::padding && position >= problem.seqlen_q;
         const bool zero = unused || sum == 0 || (Spec::dropout && p_.dropout.scale == 0);
         if constexpr (Spec::lse) {
-          if (thread % 4 == 0 && position < problem.rows) {
+          if (thread % 4 == 0 && group(thread) == 0 && position < problem.rows) {
             static_cast<float*>(p_.lse.data)[problem.q_offset(p_.lse) + position * p_.lse.row_stride] =
                 unused ? minus_infinity : lse;
           }
@@ -420,25 +509,30 @@ class ForwardSm80 {
             const u32 value[2] = {
                 zero ? 0 : __float_as_uint(scaled<Spec::batch_invariant>(o_[i][c][half * 2], inverse)),
                 zero ? 0 : __float_as_uint(scaled<Spec::batch_invariant>(o_[i][c][half * 2 + 1], inverse))};
-            if (position < problem.rows) st_global_v2(to + c * 8, value);
+            const u32 chunk = o_chunk(thread, c);
+            if (position < problem.rows && exists(chunk)) st_global_v2(to + chunk * 8, value);
           }
         } else {
-          const u32 address = o_tile + OTile::offset(row, 0) + thread % 4 * 4;
+          const u32 address = o_tile + OTile::offset(row, o_chunk(thread, 0)) + thread % 4 * 4;
 #pragma unroll
           for (int c = 0; c < o_tiles; ++c) {
             const u32 value = cvt_rn_x2(Element{}, scaled<Spec::batch_invariant>(o_[i][c][half * 2], inverse),
                                         scaled<Spec::batch_invariant>(o_[i][c][half * 2 + 1], inverse));
-            st_shared(OTile::at(address, 0, c), zero ? 0 : value);
+            if (exists(o_chunk(thread, c))) st_shared(OTile::at(address, 0, o_chunk(0, c)), zero ? 0 : value);
           }
         }
       }
     }
     if constexpr (sizeof(OElement) == 4) return;
-    __syncwarp();
+    if constexpr (groups == 1)
+      __syncwarp();
+    else
+      sharing().wait_for_all();
     Element* o = static_cast<Element*>(p_.o.data) + problem.q_offset(p_.o);
+    constexpr u32 own_rows = warp_rows / groups;
 #pragma unroll 4
-    for (u32 index = thread % 32; index < warp_rows * o_tiles; index += 32) {
-      const u32 row = thread / 32 * warp_rows + index / o_tiles, chunk = index % o_tiles;
+    for (u32 index = thread % 32; index < own_rows * v_chunks; index += 32) {
+      const u32 row = thread / 32 * own_rows + index / v_chunks, chunk = index % v_chunks;
       const int position = first_row + static_cast<int>(row);
       u32 value[4];
       ld_shared_v4(value, o_tile + OTile::offset(row, chunk));
@@ -452,8 +546,8 @@ class ForwardSm80 {
   const u32 shared_;
   const int first_row_, seqlen_q_, head_;
   u32 q_address_;
-  u32 q_[q_in_registers ? k_steps : 2][m_tiles][4];
-  float s_[m_tiles][n_tiles][4], o_[m_tiles][o_tiles][4];
+  u32 q_[q_steps][m_tiles][4];
+  float s_[m_tiles][s_tiles][4], o_[m_tiles][o_tiles][4];
   Softmax softmax_;
   RowWords row_words_[m_tiles][2];  // with dropout
 };

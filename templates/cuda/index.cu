@@ -3,6 +3,7 @@
 #include "cuda/backward_sm80.cuh"
 #include "cuda/decode_merge.cuh"
 #include "cuda/forward_sm80.cuh"
+#include "cuda/forward_sm80_columns.cuh"
 #include "cuda/paged_tile.cuh"
 #include "shared/block_sparse.h"
 #include "shared/sliding_window.h"
@@ -39,6 +40,8 @@ template __global__ void forward<Spec<fp16, 72, 40, true, true, Causal<Align::to
                                  Config<64, 64, 1, 4>>(const __grid_constant__ Sm80ForwardParams);
 template __global__ void forward<Spec<bf16, 256, 256, true, false>, Config<128, 64, 1, 8>>(
     const __grid_constant__ Sm80ForwardParams);
+template __global__ void forward<Spec<bf16, 512, 328, false, true, Causal<Align::bottom_right>>,
+                                 Config<64, 32, 1, 8>>(const __grid_constant__ Sm80ForwardParams);
 
 template __global__ void
 forward<Spec<bf16, 64, 64, false, false, Padding, SlidingWindowWithSinks<Align::bottom_right>,

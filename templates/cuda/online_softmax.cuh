@@ -14,12 +14,19 @@
 
 namespace flashjit::device {
 
+// The first key of a part of a block.
+template <int keys, int columns>
+FLASHJIT_FN int first_key_of(const Block& block, int part) {
+  return columns == keys ? block.index * keys : block.index * keys + part * columns;
+}
+
 // Sets the scores of a block that the mask excludes to minus infinity. rows(0) and rows(8) are the positions
-// of the thread's two rows. `tile_rows` is the number of rows that the walk was across.
-template <int tile_rows, int columns, class Mask, class Positions>
+// of the thread's two rows. The walk was across `tile_rows` rows, in blocks of `keys`; the scores are those
+// of the block's `part` of so many columns.
+template <int tile_rows, int keys, int columns = keys, class Mask, class Positions>
 FLASHJIT_FN void mask_scores(float* scores, const Mask& mask, const Positions& rows, const Block& block,
-                             int lane) {
-  const int first_key = block.index * columns, base = first_key + lane % 4 * 2;
+                             int lane, int part = 0) {
+  const int first_key = first_key_of<keys, columns>(block, part), base = first_key + lane % 4 * 2;
   if constexpr (Mask::row_intervals) {
     // This thread's columns of a row are 0, 1, 8, 9, 16, ... from `base`. before(limit) counts the columns
     // before `limit`. A row keeps the n-th of them if before(begin) <= n < before(end) for the row's
@@ -43,13 +50,16 @@ FLASHJIT_FN void mask_scores(float* scores, const Mask& mask, const Positions& r
       }
     }
   } else {
-    typename Mask::Tile tile = mask.template tile<tile_rows, columns>(block.found);
+    typename Mask::Tile tile = mask.template tile<tile_rows, keys>(block.found);
+    constexpr int asked = round_up(columns, 16);  // of 8 columns' neighbours, too
+    static_assert(asked == columns || columns == 8);
+    const int before = asked == columns ? 0 : first_key % asked;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      u32 words[words_of<columns>];
-      tile.template bits<columns>(rows(8 * r), first_key, words);
+      u32 words[words_of<asked>];
+      tile.template bits<asked>(rows(8 * r), first_key - before, words);
 #pragma unroll
-      for (u32& word : words) word >>= lane % 4 * 2;
+      for (u32& word : words) word >>= before + lane % 4 * 2;
 #pragma unroll
       for (int i = 0; i < columns / 8; ++i)
 #pragma unroll
@@ -60,10 +70,10 @@ FLASHJIT_FN void mask_scores(float* scores, const Mask& mask, const Positions& r
 }
 
 // The same where heads(0) and heads(8) are the query heads of the rows. formula.cuh has it for formulas.
-template <int tile_rows, int columns, class Mask, class Positions, class Heads>
+template <int tile_rows, int keys, int columns = keys, class Mask, class Positions, class Heads>
 FLASHJIT_FN void mask_elements(float* scores, const Mask& mask, const Positions& rows, const Heads&,
-                               const Block& block, int lane) {
-  mask_scores<tile_rows, columns>(scores, mask, rows, block, lane);
+                               const Block& block, int lane, int part = 0) {
+  mask_scores<tile_rows, keys, columns>(scores, mask, rows, block, lane, part);
 }
 
 // How a block's scores become exponents of 2: times the scale of all scores.
@@ -115,26 +125,13 @@ class OnlineSoftmax {
     bool grows = false;
 #pragma unroll
     for (int r = 0; r < rows; ++r) {
-      const float* const s = scores + r / 2 * registers + r % 2 * 2;
-      float even = s[0], odd = s[1];
-#pragma unroll
-      for (int i = 1; i < registers / 4; ++i) {
-        even = fmaxf(even, s[4 * i]);
-        odd = fmaxf(odd, s[4 * i + 1]);
-      }
-      float m = fmaxf(even, odd);
-      if constexpr (Exponents::by_thread) m = exponents.exponent(r, m);
-      m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
-      if constexpr (!Exponents::by_thread) m = __fmul_rn(m, scale_log2_);  // rounded as the reference will be
-      top[r] = at_once ? m : fmaxf(reference_[r], m);
-      const float growth = top[r] - reference_[r];
-      const bool grew = growth > tolerance;
+      const float m = maximum<registers>(scores, r, exponents);
       if constexpr (at_once) {
-        correction_[r] = grew ? ex2_approx(-growth) : 1.f;
-        if (grew) reference_[r] = fmaxf(m, least);
+        grows |= follow(r, m);
+      } else {
+        top[r] = fmaxf(reference_[r], m);
+        grows |= top[r] - reference_[r] > tolerance;
       }
-      grows |= grew;
     }
     if (!__any_sync(0xffffffff, grows)) return false;
 #pragma unroll
@@ -143,6 +140,22 @@ class OnlineSoftmax {
         raise(r, alone && !(top[r] - reference_[r] > tolerance) ? reference_[r] : top[r]);
       row_sum_[r] *= correction_[r];
     }
+    return true;
+  }
+  // The same where other warps have other keys of the rows. combine(maxima) takes theirs into account.
+  template <int registers, class Combine>
+  FLASHJIT_FN bool take_max_of_all(const float* scores, const Combine& combine) {
+    static_assert(at_once);
+    float top[rows];
+    bool grows = false;
+#pragma unroll
+    for (int r = 0; r < rows; ++r) top[r] = maximum<registers>(scores, r, Unshifted{});
+    combine(top);
+#pragma unroll
+    for (int r = 0; r < rows; ++r) grows |= follow(r, top[r]);
+    if (!__any_sync(0xffffffff, grows)) return false;
+#pragma unroll
+    for (int r = 0; r < rows; ++r) row_sum_[r] *= correction_[r];
     return true;
   }
 
@@ -230,6 +243,31 @@ class OnlineSoftmax {
   }
 
  private:
+  // The largest exponent of row r's scores.
+  template <int registers, class Exponents>
+  FLASHJIT_FN float maximum(const float* scores, int r, const Exponents& exponents) const {
+    const float* const s = scores + r / 2 * registers + r % 2 * 2;
+    float even = s[0], odd = s[1];
+#pragma unroll
+    for (int i = 1; i < registers / 4; ++i) {
+      even = fmaxf(even, s[4 * i]);
+      odd = fmaxf(odd, s[4 * i + 1]);
+    }
+    float m = fmaxf(even, odd);
+    if constexpr (Exponents::by_thread) m = exponents.exponent(r, m);
+    m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
+    m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
+    if constexpr (!Exponents::by_thread) m = __fmul_rn(m, scale_log2_);  // rounded as the reference will be
+    return m;
+  }
+  // at_once: raises the reference, and says whether it did.
+  FLASHJIT_FN bool follow(int r, float m) {
+    const float growth = m - reference_[r];
+    const bool grew = growth > tolerance;
+    correction_[r] = grew ? ex2_approx(-growth) : 1.f;
+    if (grew) reference_[r] = fmaxf(m, least);
+    return grew;
+  }
   FLASHJIT_FN void raise(int r, float to) {
     if (to > lowest) to = fmaxf(to, least);
     correction_[r] = ex2_approx(reference_[r] - to);

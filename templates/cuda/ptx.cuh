@@ -86,6 +86,12 @@ FLASHJIT_FN void ldmatrix_x4(u32 (&r)[4], u32 from) {
                : "r"(from)
                : "memory");
 }
+FLASHJIT_FN void ldmatrix_x2(u32& r0, u32& r1, u32 from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r0), "=r"(r1)
+               : "r"(from)
+               : "memory");
+}
 FLASHJIT_FN void ldmatrix_x4_trans(u32 (&r)[4], u32 from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -66,8 +66,9 @@ class QuantisedTiles {
     return ld_global_nc(scales.data + scales.offset(0, 0, problem.head_kv));
   }
 
+  // s: of the block's keys from tile first_tile on, 8 keys each.
   template <int m_tiles, int n_tiles>
-  FLASHJIT_FN void scale_scores(float (&s)[m_tiles][n_tiles][4]) const {
+  FLASHJIT_FN void scale_scores(float (&s)[m_tiles][n_tiles][4], int first_tile) const {
     float of_keys[2];
     if constexpr (!own_scales) {
       const KvScales& scales = with_kv_scales(p_).k_scale;
@@ -76,7 +77,7 @@ class QuantisedTiles {
 #pragma unroll
     for (int n = 0; n < n_tiles; ++n) {
       if constexpr (own_scales)
-        ld_shared_v2(of_keys[0], of_keys[1], k_scales() + (n * 8 + threadIdx.x % 4 * 2) * 4);
+        ld_shared_v2(of_keys[0], of_keys[1], k_scales() + ((first_tile + n) * 8 + threadIdx.x % 4 * 2) * 4);
 #pragma unroll
       for (int i = 0; i < m_tiles; ++i)
 #pragma unroll

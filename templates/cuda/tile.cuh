@@ -26,11 +26,13 @@ struct SharedTile {
   // The offset from a matrix's first element to lane l's row of the four 8x8 matrices of one ldmatrix. The
   // registers then are in mma's order. lane_offset: rows {0, 8, 0, 8} and chunks {0, 0, 1, 1}, for rows of A
   // and, transposed, columns of B. lane_offset_b: rows {0, 0, 8, 8} and chunks {0, 1, 0, 1}, for columns of B
-  // that lie in memory as rows.
-  FLASHJIT_FN static u32 lane_offset(u32 lane) { return offset(lane % 16, lane / 16); }
+  // that lie in memory as rows. first_chunk: an even number.
+  FLASHJIT_FN static u32 lane_offset(u32 lane, u32 first_chunk = 0) {
+    return offset(lane % 16, first_chunk + lane / 16);
+  }
   FLASHJIT_FN static u32 lane_offset_b(u32 lane) { return offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); }
   // Moves an address made by lane_offset() or lane_offset_b() on by `row` rows, a multiple of 8, and by
-  // `chunk` chunks, an even number.
+  // `chunk` chunks, an even number. With a first_chunk it is a multiple of a power of two above that.
   FLASHJIT_FN static u32 at(u32 lane_address, u32 row, u32 chunk) {
     return (lane_address ^ (chunk % group * 16)) + (chunk / group * group * 16 + row * row_bytes);
   }

@@ -6,15 +6,28 @@
 
 namespace flashjit::device {
 
+// Warps of the sm_80 forward that share rows. A warp has registers for 256 columns of its rows' output. Wider
+// ones are divided between two (cuda/forward_sm80_columns.cuh). So is the output of wide keys, of which
+// shared memory holds few: there are more warps then for the same rows.
+FLASHJIT_FN constexpr int cuda_forward_column_groups(int head_dim, int head_dim_v) {
+  return max(head_dim, head_dim_v) > 256 ? 2 : 1;
+}
+// Bytes that such warps exchange weights in, 16 bits each, and a number of each row.
+FLASHJIT_FN constexpr int cuda_forward_exchange(int head_dim, int head_dim_v, int block_m, int block_n) {
+  const int groups = cuda_forward_column_groups(head_dim, head_dim_v);
+  return groups == 1 ? 0 : block_m * (2 * block_n + 4 * groups);
+}
+
 // Bytes of dynamic shared memory of one block of the sm_80 forward: Q, then num_stages buffers of K and of V,
-// then with dropout num_stages buffers of column words. At the end O takes the same place. Rows of Q and K
-// are padded to a multiple of 16 elements.
+// then with dropout num_stages buffers of column words. At the end O takes the same place. Behind all is the
+// exchange. Rows of Q and K are padded to a multiple of 16 elements.
 FLASHJIT_FN constexpr int cuda_forward_shared_memory(int head_dim, int head_dim_v, int block_m, int block_n,
                                                      int num_stages, bool dropout) {
   const int padded = round_up(head_dim, 16);
   const int inputs = block_m * padded + num_stages * block_n * (padded + head_dim_v);
   const int words = dropout ? num_stages * block_n : 0;
-  return max(2 * inputs + 4 * words, 2 * block_m * head_dim_v);
+  return max(2 * inputs + 4 * words, 2 * block_m * head_dim_v) +
+         cuda_forward_exchange(head_dim, head_dim_v, block_m, block_n);
 }
 
 // Bytes of a block of 8-bit K and V as it is stored. own_scales: and of their scales, and of those of the
@@ -25,9 +38,10 @@ FLASHJIT_FN constexpr int cuda_stored_block(int head_dim, int head_dim_v, int bl
 // The same with 8-bit K and V: Q, a block of K and V, and the next one as it is stored.
 FLASHJIT_FN constexpr int cuda_quantised_forward_shared_memory(int head_dim, int head_dim_v, int block_m,
                                                                int block_n, bool own_scales) {
-  return max(cuda_forward_shared_memory(head_dim, head_dim_v, block_m, block_n, 1, false),
-             2 * (block_m + block_n) * round_up(head_dim, 16) + 2 * block_n * head_dim_v +
-                 cuda_stored_block(head_dim, head_dim_v, block_n, own_scales));
+  const int inputs = 2 * (block_m + block_n) * round_up(head_dim, 16) + 2 * block_n * head_dim_v;
+  return max(inputs + cuda_stored_block(head_dim, head_dim_v, block_n, own_scales),
+             2 * block_m * head_dim_v) +
+         cuda_forward_exchange(head_dim, head_dim_v, block_m, block_n);
 }
 
 // Registers of a thread of the sm_80 forward for scores and output.

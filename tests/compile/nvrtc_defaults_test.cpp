@@ -8,6 +8,7 @@
 #include <iostream>
 #include <vector>
 
+#include "codegen/families/kernel_family.hpp"
 #include "tests/compile/nvrtc_test.hpp"
 
 namespace flashjit::nvrtc_testing {
@@ -125,13 +126,13 @@ TEST_F(NvrtcTest, DefaultKernelsThatPackHeads) {
   });
 }
 
-// Heads of more than 256 columns on sm_90a: every config, with options that take registers, in turns.
+// Heads of more than 256 columns: every config, with options that take registers, in turns.
 TEST_F(NvrtcTest, WideHeads) {
-  const Target target = Target::parse("sm_90a");
   struct Options {
     std::vector<Mask> mask = {};
     std::vector<std::string> score = {};
     bool dropout = false, varlen = false, paged = false;
+    std::optional<DType> kv_dtype = {};
   };
   const std::vector<Options> all_options = {
       {},
@@ -143,7 +144,8 @@ TEST_F(NvrtcTest, WideHeads) {
       {.mask = {TreeMask{}}, .dropout = true, .paged = true},
       {.mask = {SlidingWindowMask{.sinks = true}, BlockSparseMask{.per_head = true}}, .dropout = true},
       {.mask = {FormulaMask{"key % 3 != 1"}}, .score = {"softcap"}, .varlen = true},
-      {.mask = {FormulaMask{"key % 3 != 1"}}, .score = {"softcap"}, .dropout = true, .paged = true}};
+      {.mask = {FormulaMask{"key % 3 != 1"}}, .score = {"softcap"}, .dropout = true, .paged = true},
+      {.mask = {SlidingWindowMask{}}, .paged = true, .kv_dtype = DType::fp8_e4m3}};
   std::vector<Case> cases;
   std::size_t place = 0;
   for (const auto& [dim, dim_v] : {std::pair{264, 264},
@@ -161,10 +163,15 @@ TEST_F(NvrtcTest, WideHeads) {
       spec.mask = options.mask;
       spec.score = options.score;
       spec.dropout = options.dropout, spec.varlen = options.varlen, spec.paged = options.paged;
+      spec.kv_dtype = options.kv_dtype;
       spec = spec.validated();
-      if (has_turn(place++, 13)) cases.push_back(default_case(spec, target));
-      for (const KernelConfig& config : search_space(spec, target))
-        if (has_turn(place++, 307)) cases.push_back({spec, target, config});
+      for (const Target& target : cuda_targets()) {
+        if (!why_unsupported(spec, target).empty()) continue;
+        const bool by_wgmma = target.has(Instructions::wgmma);
+        if (has_turn(place++, by_wgmma ? 13 : 61)) cases.push_back(default_case(spec, target));
+        for (const KernelConfig& config : search_space(spec, target))
+          if (has_turn(place++, by_wgmma ? 307 : 211)) cases.push_back({spec, target, config});
+      }
     }
   for_each_compiled(cases, [&](const Case& c, const CompiledKernel& kernel) {
     expect_sound(c, kernel);

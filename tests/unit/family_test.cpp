@@ -112,25 +112,27 @@ TEST(Family, FieldAtItsDefaultChangesNoText) {
 // Each family says which heads it takes. Where another target's takes more, the refusal says so.
 TEST(Family, HeadsAreTheirOwn) {
   const Target gpu = Target::parse("sm_86"), cpu = Target::parse("x86-64-v3");
-  const AttentionSpec wide = AttentionSpec{.head_dim = 512, .head_dim_v = 264}.validated();
+  const AttentionSpec wide = AttentionSpec{.head_dim = 584, .head_dim_v = 264}.validated();
   EXPECT_EQ(why_unsupported(wide, cpu), "");
   EXPECT_EQ(
       why_unsupported(wide, gpu),
-      "head_dim 512 is more than 256, the largest of op forward's kernels for sm_86; 256 would work there, "
-      "and head_dim 512 on sm_90a, x86-64-v3, x86-64-v4 and x86-64-v4+amx");
-  const AttentionSpec wide_v = AttentionSpec{.head_dim = 64, .head_dim_v = 264}.validated();
-  EXPECT_THAT(why_unsupported(wide_v, gpu), HasSubstr("head_dim_v 264 is more than 256"));
-  expect_error(ErrorCode::unsupported, {"head_dim 512", "sm_86", "x86-64-v3"},
+      "head_dim 584 is more than 576, the largest of op forward's kernels for sm_86; 576 would work there, "
+      "and head_dim 584 on x86-64-v3, x86-64-v4 and x86-64-v4+amx");
+  const AttentionSpec wide_v = AttentionSpec{.head_dim = 64, .head_dim_v = 584}.validated();
+  EXPECT_THAT(why_unsupported(wide_v, gpu), HasSubstr("head_dim_v 584 is more than 576"));
+  expect_error(ErrorCode::unsupported, {"head_dim 584", "sm_86", "x86-64-v3"},
                [&] { search_space(wide, gpu); });
   // Multi-head latent attention in the form of one shared head.
   for (const int dim_v : {512, 576}) {
     AttentionSpec latent = AttentionSpec{.head_dim = 576, .head_dim_v = dim_v}.validated();
+    for (const Operation op : {Operation::forward, Operation::decode}) {
+      latent.op = op;
+      EXPECT_EQ(why_unsupported(latent, gpu), "");
+    }
+    latent.op = Operation::backward;
     EXPECT_EQ(why_unsupported(latent, cpu), "");
     EXPECT_THAT(why_unsupported(latent, gpu),
-                HasSubstr("MLA's up-projected K and V (head_dim 192, head_dim_v "
-                          "128), and head_dim 576 on sm_90a, x86-64-v3"));
-    latent.op = Operation::decode;
-    EXPECT_EQ(why_unsupported(latent, gpu), "");
+                HasSubstr("MLA's up-projected K and V (head_dim 192, head_dim_v 128), and head_dim 576 on "));
   }
   // These fields do not go with wide heads on sm_90a.
   const Target hopper = Target::parse("sm_90a");

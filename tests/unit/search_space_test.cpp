@@ -450,6 +450,33 @@ TEST(SearchSpace, BatchInvariantFixesBlocks) {
     });
 }
 
+// Every GPU has memory and registers for some tile of them: of all that any feature takes, and with it.
+TEST(SearchSpace, GpusComputeWideHeads) {
+  const auto compute = [](const Target& target, const AttentionSpec& spec) {
+    SCOPED_TRACE(target.str() + " " + spec.to_json());
+    const KernelFamily& family = family_of(spec.op, target);
+    const std::vector<KernelConfig> space = search_space(spec, target);
+    for (const KernelConfig& config : space) EXPECT_EQ(family.futility(spec, target, config), "");
+    for (const int seqlen : {1, 100, 8192}) {
+      const Shape shape{.batch = 2, .seqlen_q = seqlen, .seqlen_k = 8192, .num_heads_q = 8};
+      EXPECT_TRUE(holds(space, family.preferred(spec, target, shape)));
+    }
+  };
+  for (const Target& target : Target::all()) {
+    if (!target.is_cuda() || target.has(Instructions::wgmma)) continue;
+    for (const auto& [dim, dim_v] :
+         {std::pair{264, 264}, {8, 512}, {512, 512}, {576, 8}, {8, 576}, {576, 256}, {576, 576}})
+      for (const bool batch_invariant : {false, true}) {
+        const AttentionSpec spec{.head_dim = dim, .head_dim_v = dim_v, .batch_invariant = batch_invariant};
+        AttentionSpec drops = spec, in_pages = spec;
+        drops.dropout = true;
+        compute(target, drops.validated());
+        in_pages.paged = true, in_pages.kv_dtype = DType::int8, in_pages.kv_scale = KvScale::token_head;
+        compute(target, in_pages.validated());
+      }
+  }
+}
+
 // Every GPU has memory and registers for some tile of them. With batch_invariant, all of a target's tiles
 // have as many groups of warps that take turns at the keys.
 TEST(SearchSpace, GpusDecodeWideHeads) {

@@ -78,10 +78,19 @@ inline u32 nctaid_y() {
 inline u32 shared_address(const void* pointer) {
   return static_cast<u32>(static_cast<const char*>(pointer) - dynamic_shared);
 }
-inline void ldmatrix_x4(u32 (&r)[4], u32 from) {
+inline void ldmatrix(u32* r, u32 count, u32 from) {
   const auto rows = emulator::block().all_lanes(from);
   const u32 lane = threadIdx.x % 32;
-  for (u32 j = 0; j < 4; ++j) r[j] = emulator::block().load<u32>(rows[8 * j + lane / 4] + lane % 4 * 4);
+  for (u32 j = 0; j < count; ++j) r[j] = emulator::block().load<u32>(rows[8 * j + lane / 4] + lane % 4 * 4);
+}
+inline void ldmatrix_x4(u32 (&r)[4], u32 from) {
+  ldmatrix(r, 4, from);
+}
+inline void ldmatrix_x2(u32& r0, u32& r1, u32 from) {
+  u32 r[2];
+  ldmatrix(r, 2, from);
+  r0 = r[0];
+  r1 = r[1];
 }
 // Lane l holds rows 2 (l % 4) and the next one of column l / 4.
 inline void ldmatrix_trans(u32* r, u32 count, u32 from) {

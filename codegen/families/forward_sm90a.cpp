@@ -1,12 +1,12 @@
 // Forward on sm_90a: wgmma kernels of one producer warpgroup and a consumer warpgroup for every 64 query
-// rows.
+// rows, and for some 8-bit keys the kernel by mma.sync.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <optional>
 
 #include "codegen/families/batch_invariant.hpp"
-#include "codegen/families/decode_kernels.hpp"
+#include "codegen/families/forward_kernels.hpp"
 #include "codegen/families/kernel_family.hpp"
 #include "codegen/families/kernel_text.hpp"
 #include "codegen/families/params_type.hpp"
@@ -17,6 +17,10 @@
 #include "shared/forward_sm90a_params.h"
 #include "shared/gathered_maps.h"
 #include "shared/layout.h"
+
+namespace flashjit::forward_sm80 {
+extern const KernelFamily family;
+}
 
 namespace flashjit::forward_sm90a {
 namespace {
@@ -196,6 +200,13 @@ bool packable(const AttentionSpec& spec) {
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  if (forwards_by_mma(spec, target)) {
+    const KernelConfig unset;
+    if (config.q_in_registers || config.ping_pong || config.pack_gqa || config.tile_order != unset.tile_order)
+      return "q_in_registers, ping_pong, tile_order and pack_gqa are for kernels by wgmma, which do not "
+             "convert these 8-bit keys";
+    return forward_sm80::family.misfit(spec, target, config);
+  }
   if (config.block_m != 64 && config.block_m != 128 && config.block_m != 192)
     return wrong("block_m", config.block_m, "is not 64, 128 or 192");
   if (divides_columns(spec) && config.block_m != 64)
@@ -267,6 +278,7 @@ bool fits_keys(const AttentionSpec& spec, const Target& target, int block_n) {
 }
 
 ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
+  if (forwards_by_mma(spec, target)) return forward_sm80::family.axes(spec, target);
   ConfigAxes axes = {.block_m = {64, 128, 192},
                      .block_n = {64, 80, 96, 112, 128},
                      .num_stages = {2, 3},
@@ -299,6 +311,7 @@ ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
 
 // Measured (tests/bench/gpu_forward.md).
 std::string futility(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  if (forwards_by_mma(spec, target)) return forward_sm80::family.futility(spec, target, config);
   if (config.pack_gqa && config.block_m == 192)
     return "tiles of 192 rows are for long sequences, where packing heads saves no tile";
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
@@ -370,6 +383,7 @@ std::optional<KernelConfig> with_widest_block(const AttentionSpec& spec, const T
 
 // Measured on an H200 (tests/bench/gpu_forward.md).
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
+  if (forwards_by_mma(spec, target)) return forward_sm80::family.preferred(spec, target, shape);
   const int widest = std::max(spec.head_dim, spec.head_dim_v);
   KernelConfig config{.block_m = 128, .num_stages = 2, .tile_order = tile_order(spec)};
   config.pack_gqa = packing_pays(shape) && packable(spec);
@@ -416,17 +430,6 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   return with_widest_block(spec, target, config).value_or(config);
 }
 
-std::string refusal(const AttentionSpec& spec) {
-  if (!spec.kv_dtype || converts_latents(spec)) return {};
-  if (spec.v_in_k)
-    return "8-bit keys with v_in_k are not supported by a forward on sm_90a with kv_scale token_head or "
-           "heads of 256 columns or less; a decode, or keys of the spec's dtype, would work there, and 8-bit "
-           "ones on CPUs";
-  if (!has_wide_heads(spec)) return {};
-  return "8-bit keys beside a head_dim or head_dim_v of more than 256 are not supported on sm_90a; keys and "
-         "values of the spec's dtype would work there, and 8-bit ones on CPUs";
-}
-
 ParamsType params_of_step(const AttentionSpec& spec) {
   const ParamsType type = params_of<device::Sm90aForwardParams, true>(spec);
   return spec.gathered ? with_second<device::GatheredMaps>(type) : with_second<device::ForwardMaps>(type);
@@ -448,6 +451,7 @@ extern "C" __global__ void __launch_bounds__(forward_merge_threads)
 }
 
 void render(const AttentionSpec& spec, KernelSource& source) {
+  if (forwards_by_mma(spec, source.target)) return forward_sm80::family.render(spec, source);
   const KernelConfig& config = source.config;
   source.text += include_lines("cuda/forward_sm90a.cuh", spec,
                                converts_latents(spec) ? "cuda/forward_sm90a_latents.cuh"
@@ -478,7 +482,6 @@ extern constinit const KernelFamily family = {
     .dtypes = two_byte_dtypes,
     .fields = fields,
     .masks = all_masks,
-    .refusal = refusal,
     .choices = choices,
     .misfit = misfit,
     .axes = axes,

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "codegen/families/forward_kernels.hpp"
 #include "runtime/arguments/attention.hpp"
 #include "runtime/arguments/checks.hpp"
 #include "runtime/cpu/partition.hpp"
@@ -57,7 +58,7 @@ struct Forward {
   // On sm_90a for parts of tiles, where there are few tiles. CPU threads lend their own memory.
   static constexpr bool workspace_is_optional = true;
   static std::size_t workspace_bytes(const PlannedKernel& kernel, const Shape& shape) {
-    if (!kernel.target.is_cuda() || !kernel.target.has(Instructions::wgmma)) return 0;
+    if (!kernel.target.is_cuda() || forwards_by_mma(kernel.spec, kernel.target)) return 0;
     if (parts_follow_from_shapes(kernel.spec)) return 0;
     return cuda::PartsWorkspace(kernel.spec, kernel.config, kernel.parallelism, shape).bytes;
   }
@@ -89,7 +90,7 @@ struct Forward {
   static void plan_on_gpu(const PlannedKernel& kernel, const device::ForwardParams& params,
                           const device::PageTable& pages, AddedParams added, void* workspace,
                           Launch& launch) {
-    if (!kernel.target.has(Instructions::wgmma)) {
+    if (forwards_by_mma(kernel.spec, kernel.target)) {
       StepLaunch& step = add_step(kernel, launch, "flashjit_forward");
       auto& p = make_params<device::Sm80ForwardParams>(kernel, params, pages, added, step);
       step.grid = cuda::plan_tiles(kernel.spec, kernel.config, kernel.parallelism, p);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "codegen/base/error.hpp"
+#include "codegen/families/forward_kernels.hpp"
 #include "codegen/families/search_space.hpp"
 #include "codegen/render.hpp"
 #include "runtime/cuda/nvrtc.hpp"
@@ -151,10 +152,11 @@ inline void expect_clean(const Case& c, const CompiledKernel& kernel) {
 inline void expect_sound(const Case& c, const CompiledKernel& kernel) {
   expect_clean(c, kernel);
   // sm_90a multiplies 8-bit keys in fp16.
-  const bool halves = c.spec.kv_dtype && c.target.has(Instructions::wgmma);
+  const bool by_wgmma = !forwards_by_mma(c.spec, c.target);
+  const bool halves = c.spec.kv_dtype && by_wgmma;
   const std::string type = c.spec.dtype == DType::bf16 && !halves ? "bf16" : "f16";
   std::vector<std::string> instructions = {"ex2.approx.ftz.f32"};
-  if (c.target.has(Instructions::wgmma)) {
+  if (by_wgmma) {
     instructions.insert(
         instructions.end(),
         {"wgmma.mma_async.sync.aligned.m64n" + std::to_string(c.config.block_n) + "k16.f32." + type + "." +

@@ -99,6 +99,11 @@ TEST_F(ForwardSm80, WideValuesInKeys) {
   expect<Latent, ConfigOf<32, 1, 64, 8>>(wide_case(61), causal);
   expect<WithKv<Latent, device::fp8_e4m3, device::KvScale::tensor>, ConfigOf<16, 2, 32, 4>>(wide_case(62),
                                                                                             causal);
+  expect<WithKv<Latent, device::int8, device::KvScale::token_head>, ConfigOf<16, 2, 32, 4>>(wide_case(63),
+                                                                                            causal);
+  using Narrow = ValuesInKeys<SpecOf<Fp16, 72, 40, true, false, BottomRight>>;
+  expect<WithKv<Narrow, device::int8, device::KvScale::token_head>, ConfigOf<32, 2, 64, 4>>(wide_case(64),
+                                                                                            causal);
 }
 
 TEST_F(ForwardSm80, FarKeysOfWideHeads) {

@@ -134,15 +134,25 @@ TEST(Family, HeadsAreTheirOwn) {
     EXPECT_THAT(why_unsupported(latent, gpu),
                 HasSubstr("MLA's up-projected K and V (head_dim 192, head_dim_v 128), and head_dim 576 on "));
   }
-  // These fields do not go with wide heads on sm_90a.
+  // The kernel by mma.sync computes 8-bit keys beside wide heads on sm_90a, and its configs.
   const Target hopper = Target::parse("sm_90a");
   const auto refused = [&](const char* text) {
     return why_unsupported(AttentionSpec::from_json(text), hopper);
   };
   EXPECT_EQ(refused(R"({"op": "forward", "dtype": "bf16", "head_dim": 576})"), "");
-  EXPECT_THAT(
-      refused(R"({"op": "forward", "dtype": "bf16", "head_dim": 264, "paged": true, "kv_dtype": "int8"})"),
-      HasSubstr("8-bit keys beside a head_dim or head_dim_v of more than 256"));
+  for (const char* rest :
+       {R"("head_dim": 264)", R"("head_dim": 64, "v_in_k": true)",
+        R"("head_dim": 576, "head_dim_v": 512, "v_in_k": true, "kv_scale": "token_head")"}) {
+    const std::string text =
+        R"({"op": "forward", "dtype": "bf16", "paged": true, "kv_dtype": "int8", )" + std::string(rest) + "}";
+    EXPECT_EQ(refused(text.c_str()), "");
+    const AttentionSpec spec = AttentionSpec::from_json(text);
+    const KernelConfig config = heuristic_config(spec, hopper, {64, 512, 4096, 16, 1});
+    EXPECT_EQ(misfit(spec, Target::parse("sm_90"), config), "") << text;
+    KernelConfig packed = config;
+    packed.pack_gqa = true;
+    EXPECT_THAT(misfit(spec, hopper, packed), HasSubstr("pack_gqa are for kernels by wgmma"));
+  }
   EXPECT_EQ(refused(R"({"op": "decode", "dtype": "bf16", "head_dim": 576, "paged": true, "varlen": true})"),
             "");
   for (const char* field : {R"("batch_invariant": true)", R"("kv_dtype": "int8")", R"("varlen": true)"}) {
@@ -175,7 +185,6 @@ TEST(Family, HeadsAreTheirOwn) {
                        .c_str());
   };
   EXPECT_EQ(latent(R"("kv_dtype": "int8", "kv_scale": "head")"), "");
-  EXPECT_THAT(latent(R"("kv_dtype": "int8", "kv_scale": "token_head")"), HasSubstr("8-bit keys with v_in_k"));
   for (const Target& target : Target::all())
     for (const Operation op : operations_on(target)) {
       const KernelFamily& family = family_of(op, target);

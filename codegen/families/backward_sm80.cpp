@@ -32,8 +32,29 @@ int dq_shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
       .end;
 }
 
+int column_parts(const AttentionSpec& spec) {
+  return device::backward_column_parts(spec.head_dim, spec.head_dim_v);
+}
+
+// Four warps have 16 keys of heads of more than 256 columns, and each 16 rows or more of the scores: the
+// least tile, which has no room everywhere.
+constexpr KernelConfig least_wide = {64, 32, 1, 8};
+std::string refusal(const AttentionSpec& spec, const Target& target) {
+  if (column_parts(spec) < 4) return {};
+  const std::string heads = "head_dim " + std::to_string(spec.head_dim) + " with head_dim_v " +
+                            std::to_string(spec.head_dim_v) + " of op backward on " + target.str();
+  if (spec.deterministic)
+    return "deterministic is not supported for " + heads +
+           ": a warp that sums dQ alone has registers for 256 columns; false would work there, and 256";
+  const int bytes = shared_memory(spec, least_wide), most = target.max_shared_memory();
+  if (bytes <= most) return {};
+  return heads + " needs " + std::to_string(bytes) + " bytes of shared memory for 32 keys and " +
+         std::to_string(least_wide.block_m) + " rows, more than the " + std::to_string(most) +
+         " of a block; 256 for both would work there";
+}
+
 int keys_of_a_warp(const AttentionSpec& spec, const KernelConfig& config) {
-  return config.block_n * device::backward_column_parts(spec.head_dim, spec.head_dim_v) / config.num_warps;
+  return config.block_n * column_parts(spec) / config.num_warps;
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
@@ -43,15 +64,19 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
     return wrong("num_stages", config.num_stages, "is not 1 or 2");
   if (config.block_m != 16 && config.block_m != 32 && config.block_m != 64 && config.block_m != 128)
     return wrong("block_m", config.block_m, "is not 16, 32, 64 or 128");
-  const int parts = device::backward_column_parts(spec.head_dim, spec.head_dim_v);
+  const int parts = column_parts(spec);
   if (config.block_m < 16 * parts)
-    return wrong("block_m", config.block_m, "is not 32, 64 or 128, 16 rows or more for each of two warps");
+    return wrong("block_m", config.block_m,
+                 parts == 2 ? "is not 32, 64 or 128, 16 rows or more for each of two warps"
+                            : "is not 64 or 128, 16 rows or more for each of four warps");
   const int unit = 16 * config.num_warps / parts;
   if (config.block_n != unit && config.block_n != 2 * unit)
     return wrong("block_n", config.block_n,
                  "is not " + std::to_string(unit) + " or " + std::to_string(2 * unit) +
                      ", 16 or 32 keys for each of " + std::to_string(config.num_warps) + " warps" +
-                     (parts == 2 ? ", of which two have the same keys" : ""));
+                     (parts == 1   ? ""
+                      : parts == 2 ? ", of which two have the same keys"
+                                   : ", of which four have the same keys"));
   if (std::string why = not_fixed_blocks(spec, target, config); !why.empty()) return why;
   const int bytes =
       std::max(shared_memory(spec, config), spec.deterministic ? dq_shared_memory(spec, config) : 0);
@@ -67,8 +92,8 @@ ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
 
 // Sums that a thread holds: of dK and dV, and of the scores twice.
 int held_sums(const AttentionSpec& spec, const KernelConfig& config) {
-  const int parts = device::backward_column_parts(spec.head_dim, spec.head_dim_v);
-  return keys_of_a_warp(spec, config) / 16 * ((spec.head_dim + spec.head_dim_v) / 2 + config.block_m) / parts;
+  return keys_of_a_warp(spec, config) / 16 * ((spec.head_dim + spec.head_dim_v) / 2 + config.block_m) /
+         column_parts(spec);
 }
 
 std::string futility(const AttentionSpec& spec, const Target&, const KernelConfig& config) {
@@ -92,6 +117,9 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   const auto fits = [&](const KernelConfig& config) {
     return misfit(spec, target, config).empty() && futility(spec, target, config).empty();
   };
+  // 32 keys a warp spill beside dropout.
+  if (constexpr KernelConfig deeper = {64, 32, 2, 8}; column_parts(spec) == 4)
+    return fits(deeper) ? deeper : least_wide;
   const bool wide = std::max(spec.head_dim, spec.head_dim_v) > 64;
   // Elsewhere, and with other masks, four warps of so many sums spill.
   if (!wide && target.level == 90 && plain(spec))
@@ -156,10 +184,11 @@ void render(const AttentionSpec& spec, KernelSource& source) {
 extern constinit const KernelFamily family = {
     .op = Operation::backward,
     .on = Target::Family::cuda,
-    .head_dim = heads_to_256,
+    .head_dim = heads_to_512,
     .dtypes = two_byte_dtypes,
     .fields = fields,
     .masks = all_masks,
+    .refusal = refusal,
     .choices = choices,
     .misfit = misfit,
     .axes = axes,

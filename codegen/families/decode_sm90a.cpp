@@ -39,8 +39,8 @@ std::string misfit_of_keys_as_rows(const AttentionSpec& spec, const Target& targ
   return too_much_shared_memory(config, {"num_stages"}, cuda_decode_layout(spec, config).end, target);
 }
 
-std::string refusal(const AttentionSpec& spec) {
-  return *why_no_forward(spec) ? no_ds_mla_by_mma(spec) : std::string();
+std::string refusal(const AttentionSpec& spec, const Target& target) {
+  return *why_no_forward(spec) ? no_ds_mla_by_mma(spec, target) : std::string();
 }
 
 std::string misfit(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {

@@ -123,7 +123,7 @@ std::string absent(Operation op, const Target& target) {
 
 }  // namespace
 
-std::string nothing_refused(const AttentionSpec&) {
+std::string nothing_refused(const AttentionSpec&, const Target&) {
   return {};
 }
 
@@ -197,7 +197,7 @@ std::string why_unsupported(const AttentionSpec& spec, const Target& target,
     return feature.text + " is not supported on " + target.str() + "; " + alternatives(feature, *family) +
            " would work there" + (others.empty() ? "" : ", and " + feature.text + " on " + others);
   }
-  return family->refusal(spec);
+  return family->refusal(spec, target);
 }
 
 void check_head_dims(const AttentionSpec& spec) {

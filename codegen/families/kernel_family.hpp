@@ -64,7 +64,7 @@ constexpr auto masks_without = [] {
 
 // A family that does not decide these things takes: no refusal; one value of each choice; the choices'
 // values that are on the axes; every config that can run; the first value of each axis.
-std::string nothing_refused(const AttentionSpec&);
+std::string nothing_refused(const AttentionSpec&, const Target&);
 ConfigAxes one_config(const AttentionSpec&, const Target&);
 std::string not_on_axes(const AttentionSpec&, const Target&, const KernelConfig&);
 std::string never_futile(const AttentionSpec&, const Target&, const KernelConfig&);
@@ -97,8 +97,8 @@ struct KernelFamily {
   Names masks = {};  // kinds of masks
 
   // Why the kernels do not compute a spec whose features and head dimensions they have: what does not go
-  // together, and what would work; empty if they do.
-  std::string (*refusal)(const AttentionSpec&) = nothing_refused;
+  // together, or has no room on the target, and what would work; empty if they do.
+  std::string (*refusal)(const AttentionSpec&, const Target&) = nothing_refused;
 
   // The choices of a KernelConfig that these kernels have; the others stay at their defaults.
   Names choices = {};

@@ -39,7 +39,7 @@ std::string wrong(const char* choice, int value, const std::string& rule) {
   return std::string(choice) + " " + std::to_string(value) + " " + rule;
 }
 
-std::string no_ds_mla_by_mma(const AttentionSpec& spec) {
+std::string no_ds_mla_by_mma(const AttentionSpec& spec, const Target&) {
   if (spec.kv_dtype != DType::fp8_ds_mla) return {};
   return "kv_dtype fp8_ds_mla has decode kernels on CPUs and, with pages and without batch_invariant, on "
          "sm_90a; kv_dtype fp8_e4m3 would work";

@@ -14,7 +14,7 @@ namespace flashjit {
 std::string wrong(const char* choice, int value, const std::string& rule);
 
 // Caches of fp8_ds_mla, for families of GPUs that have no kernel for them.
-std::string no_ds_mla_by_mma(const AttentionSpec& spec);
+std::string no_ds_mla_by_mma(const AttentionSpec& spec, const Target&);
 
 // A block's shared memory: empty if the bytes fit, else the choices and why they do not.
 std::string too_much_shared_memory(const KernelConfig& config, std::initializer_list<const char*> choices,

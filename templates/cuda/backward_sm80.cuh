@@ -57,6 +57,8 @@ class BackwardSm80 {
   static constexpr int dq_column_warps = num_warps / dq_row_warps;
   static constexpr int dq_m_tiles = block_m / dq_row_warps / 16;
   static constexpr int dq_pairs = ceil_div(k_steps, dq_column_warps);  // 16 columns each
+  // How many of them a warp computes at a time: beside sums of wide heads it has registers for few.
+  static constexpr int dq_at_once = parts == 4 ? min(dq_pairs, 2) : dq_pairs;
 
  public:
   FLASHJIT_FN static void run(const CudaBackwardParams& p, u32 shared) {
@@ -125,7 +127,7 @@ class BackwardSm80 {
       const Problem problem = problem_of(min(head, first_head + group - 1));
       const Mask mask(p_, problem);
       // Narrow heads have no registers for a walk of their own.
-      RowWalk<Mask, block_m, RowOrder::apart, key_intervals<Mask> && parts == 2> walk(
+      RowWalk<Mask, block_m, RowOrder::apart, key_intervals<Mask> && parts != 1> walk(
           mask, has_rows ? keys : Span{0, 0});
       Step next;
       do {
@@ -220,7 +222,7 @@ class BackwardSm80 {
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
       if (sum != 0) bad_keys_ |= 1u << i;
     }
-    __syncthreads();  // two warps may have the same keys
+    __syncthreads();  // several warps may have the same keys
 #pragma unroll
     for (int i = 0; i < 2 * m_tiles; ++i)
       if (bad_keys_ >> i & 1) k.clear(row_of(i));
@@ -284,7 +286,7 @@ class BackwardSm80 {
     }
   }
 
-  // The same where two warps have made the scores; and dQ.
+  // The same where several warps have made the scores; and dQ.
   FLASHJIT_FN void add_shared(const float (&p)[m_tiles][q_tiles][4], const float (&ds)[m_tiles][q_tiles][4],
                               u32 o_columns, u32 q_columns, const Step& step) {
 #pragma unroll
@@ -530,34 +532,38 @@ class BackwardSm80 {
     const u32 ds = ds_tile(turn) + DsTile::lane_offset_b(lane_);
     const u32 k = shared_ + layout.k + KTile::lane_offset(lane_);
     float* const dq_sums = p_.dq_sums + step.place * (k_steps * 16);
-    float dq[dq_m_tiles][dq_pairs * 2][4];
-    clear(dq);
 #pragma unroll
-    for (int key = 0; key < block_n; key += 16) {
-      u32 a[dq_m_tiles][4];
+    for (int first = 0; first < dq_pairs; first += dq_at_once) {
+      const u32 first_pair = column_warp * dq_pairs + first;
+      float dq[dq_m_tiles][dq_at_once * 2][4];
+      clear(dq);
 #pragma unroll
-      for (int i = 0; i < dq_m_tiles; ++i)
-        ldmatrix_x4_trans(a[i], DsTile::at(ds, key, (row_warp * dq_m_tiles + i) * 2));
+      for (int key = 0; key < block_n; key += 16) {
+        u32 a[dq_m_tiles][4];
 #pragma unroll
-      for (int pair = 0; pair < dq_pairs; ++pair) {
-        if (column_warp * dq_pairs + pair >= k_steps) break;
-        u32 b[4];
-        ldmatrix_x4_trans(b, KTile::at(k, key, (column_warp * dq_pairs + pair) * 2));
+        for (int i = 0; i < dq_m_tiles; ++i)
+          ldmatrix_x4_trans(a[i], DsTile::at(ds, key, (row_warp * dq_m_tiles + i) * 2));
 #pragma unroll
-        for (int i = 0; i < dq_m_tiles; ++i) {
-          mma_m16n8k16(Element{}, dq[i][pair * 2], a[i], b[0], b[1]);
-          mma_m16n8k16(Element{}, dq[i][pair * 2 + 1], a[i], b[2], b[3]);
+        for (int pair = 0; pair < min(dq_at_once, dq_pairs - first); ++pair) {
+          if (first_pair + pair >= k_steps) break;
+          u32 b[4];
+          ldmatrix_x4_trans(b, KTile::at(k, key, (first_pair + pair) * 2));
+#pragma unroll
+          for (int i = 0; i < dq_m_tiles; ++i) {
+            mma_m16n8k16(Element{}, dq[i][pair * 2], a[i], b[0], b[1]);
+            mma_m16n8k16(Element{}, dq[i][pair * 2 + 1], a[i], b[2], b[3]);
+          }
         }
       }
+#pragma unroll
+      for (int i = 0; i < dq_m_tiles; ++i)
+#pragma unroll
+        for (int c = 0; c < min(dq_at_once, dq_pairs - first) * 2; ++c) {
+          const u32 column = first_pair * 2 + c;
+          if (column >= k_steps * 2) break;
+          add_tile(dq_sums + ((row_warp * dq_m_tiles + i) * (k_steps * 2) + column) * 128, dq[i][c]);
+        }
     }
-#pragma unroll
-    for (int i = 0; i < dq_m_tiles; ++i)
-#pragma unroll
-      for (int c = 0; c < dq_pairs * 2; ++c) {
-        const u32 column = column_warp * dq_pairs * 2 + c;
-        if (column >= k_steps * 2) break;
-        add_tile(dq_sums + ((row_warp * dq_m_tiles + i) * (k_steps * 2) + column) * 128, dq[i][c]);
-      }
   }
   FLASHJIT_FN void add_tile(float* to, const float (&d)[4]) const {
 #if __CUDA_ARCH__ >= 900

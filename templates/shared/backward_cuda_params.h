@@ -20,10 +20,12 @@ constexpr int backward_sinks_shared = backward_threads / 32 * 4,
               backward_elements_of_block = 4 * backward_threads;
 
 // The warps that share the same keys. Up to 64 columns a warp has 32 keys to itself. With wider heads a
-// thread has no registers for their dK and dV, so two warps share 32 keys: each makes the scores of half of
-// the query rows, and dK and dV of half of the columns.
+// thread has no registers for their dK and dV, so two warps share 32 keys, and four share 16 keys of more
+// than 256 columns: each makes the scores of its part of the query rows, and dK and dV of its part of the
+// columns.
 FLASHJIT_FN constexpr int backward_column_parts(int head_dim, int head_dim_v) {
-  return max(head_dim, head_dim_v) > 64 ? 2 : 1;
+  const int widest = max(head_dim, head_dim_v);
+  return widest > 256 ? 4 : widest > 64 ? 2 : 1;
 }
 
 // The tile of the mma.sync kernel for dQ alone. It always has two buffers.

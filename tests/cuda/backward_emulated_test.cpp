@@ -97,6 +97,33 @@ TEST_F(BackwardOnGpu, Tiles) {
   expect<Deterministic<SpecOf<Fp16, 256, 200>>, ConfigOf<32, 64, 1, 8>>(c, {});
 }
 
+// Four warps have the same keys, and each a quarter of the columns, of which the last one may have none.
+TEST_F(BackwardOnGpu, WideHeads) {
+  Case c{.batch = 2,
+         .heads_q = 4,
+         .heads_kv = 2,
+         .seqlen_q = 90,
+         .seqlen_k = 70,
+         .layout = MemoryLayout::odd,
+         .seed = 30};
+  using Config = ConfigOf<64, 32, 1, 8>;
+  using device::BlockSparse;
+  const std::vector<Mask> causal = {CausalMask{}};
+  expect<SpecOf<Bf16, 264, 264, BottomRight>, Config>(c, causal);
+  expect<WithDropout<SpecOf<Fp16, 320, 40, device::Padding, BottomRight>>, ConfigOf<64, 32, 2, 8>>(
+      c, {CausalMask{}, PaddingMask{}});
+  expect<SpecOf<Bf16, 512, 512>, Config>(c, {});
+  expect<WithDropout<SpecOf<Bf16, 24, 328, device::Tree>>, ConfigOf<128, 32, 1, 8>>(c, {TreeMask{}});
+  expect<SpecOf<Fp16, 272, 16, device::Padding, BlockSparse<32, 64, true>>, Config>(
+      c, {PaddingMask{}, BlockSparseMask{.block_m = 32, .block_n = 64, .per_head = true}});
+  expect<SpecOf<Bf16, 264, 16, BottomRight, BlockSparse<32, 16, false>>, Config>(
+      c, {CausalMask{}, BlockSparseMask{32, 16}}, true);
+  expect<WithLearned<SpecOf<Bf16, 16, 264>, true, true>, Config>(c, {});
+  expect<WithShift<WithDropout<SpecOf<Fp16, 264, 24, device::Padding>>>, Config>(c, {PaddingMask{}});
+  c.lengths_q = {1, 0, 90}, c.lengths_k = {70, 5, 33}, c.batch = 1;
+  expect<WithFloats<Packed<SpecOf<Fp16, 288, 264, BottomRight>>>, Config>(c, causal);
+}
+
 TEST_F(BackwardOnGpu, MasksAndDropout) {
   std::uint64_t seed = 40;
   for (const Poison poison : {Poison::nan, Poison::infinity}) {

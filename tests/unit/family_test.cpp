@@ -111,7 +111,8 @@ TEST(Family, FieldAtItsDefaultChangesNoText) {
 
 // Each family says which heads it takes. Where another target's takes more, the refusal says so.
 TEST(Family, HeadsAreTheirOwn) {
-  const Target gpu = Target::parse("sm_86"), cpu = Target::parse("x86-64-v3");
+  const Target gpu = Target::parse("sm_86"), hopper = Target::parse("sm_90a"),
+               cpu = Target::parse("x86-64-v3");
   const AttentionSpec wide = AttentionSpec{.head_dim = 584, .head_dim_v = 264}.validated();
   EXPECT_EQ(why_unsupported(wide, cpu), "");
   EXPECT_EQ(
@@ -131,11 +132,10 @@ TEST(Family, HeadsAreTheirOwn) {
     }
     latent.op = Operation::backward;
     EXPECT_EQ(why_unsupported(latent, cpu), "");
-    EXPECT_THAT(why_unsupported(latent, gpu),
+    EXPECT_THAT(why_unsupported(latent, hopper),
                 HasSubstr("MLA's up-projected K and V (head_dim 192, head_dim_v 128), and head_dim 576 on "));
   }
   // The kernel by mma.sync computes 8-bit keys beside wide heads on sm_90a, and its configs.
-  const Target hopper = Target::parse("sm_90a");
   const auto refused = [&](const char* text) {
     return why_unsupported(AttentionSpec::from_json(text), hopper);
   };
@@ -195,6 +195,21 @@ TEST(Family, HeadsAreTheirOwn) {
         EXPECT_LE(range.last, 4096) << "not a limit";
       }
     }
+}
+
+// Where the least tile of a backward of wide heads has no room, the refusal says how much it needs.
+TEST(Family, BackwardsOfWideHeadsTakeWhatHasRoom) {
+  AttentionSpec spec = AttentionSpec{.op = Operation::backward, .head_dim = 512}.validated();
+  for (const char* target : {"sm_90", "sm_100"}) EXPECT_EQ(why_unsupported(spec, Target::parse(target)), "");
+  EXPECT_EQ(
+      why_unsupported(spec, Target::parse("sm_80")),
+      "head_dim 512 with head_dim_v 512 of op backward on sm_80 needs 205312 bytes of shared memory for "
+      "32 keys and 64 rows, more than the 166912 of a block; 256 for both would work there");
+  spec.head_dim_v = 256;
+  EXPECT_EQ(why_unsupported(spec, Target::parse("sm_80")), "");
+  spec.deterministic = true;
+  EXPECT_THAT(why_unsupported(spec, Target::parse("sm_90")),
+              HasSubstr("deterministic is not supported for head_dim 512 with head_dim_v 256"));
 }
 
 // A target whose instructions are its own, but none that a family needs, has the kernels of the common ones.

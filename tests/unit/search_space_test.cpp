@@ -69,7 +69,7 @@ TEST(SearchSpace, OfTheWidestHeads) {
                 (op == Operation::merge || op == Operation::append_kv || op == Operation::copy_kv || lists))
               continue;
             spec = spec.validated();
-            if (!family.refusal(spec).empty()) continue;
+            if (!family.refusal(spec, target).empty()) continue;
             SCOPED_TRACE(target.str() + " " + spec.to_json());
             const std::vector<KernelConfig> space = search_space(spec, target);
             ASSERT_FALSE(space.empty());

@@ -126,11 +126,6 @@ struct ForwardSm90a {
       blocks.take_part(part, fixed_parts ? fixed_blocks : p.part_blocks, part == p.parts - 1, fixed_parts);
     return blocks;
   }
-  // Whether a tile is a part of one, as its `part` says.
-  static FLASHJIT_FN bool is_part(const Sm90aForwardParams& p, int part) {
-    return by_length ? part != 0 : p.parts > 1;
-  }
-
   // Outputs are multiplied with this beside their normalizers.
   static FLASHJIT_FN float output_factor(const Sm90aForwardParams& p, [[maybe_unused]] int head_kv) {
     float factor = Spec::dropout ? p.dropout.scale : 1;

@@ -164,10 +164,11 @@ class Sm90aConsumer {
         if constexpr (fixed_parts)
           if (aside_.any()) aside_.add_to_outputs(output_);
       }
-      if (Kernel::is_part(p_, announced.part()))
-        write_part<Spec::head_dim_v, first_column>(p_, announced.place() * block_m, first_row() + lane_ / 4,
-                                                   (work.rows_end - work.rows.begin) * Rows(p_).heads, lane_,
-                                                   output_, softmax_);
+      if (Kernel::by_length ? announced.part() != 0 : p_.parts > 1)
+        write_part<Spec::head_dim_v, first_column, !Kernel::by_length>(
+            p_, announced.place() * block_m + first_row() + lane_ / 4,
+            (work.rows_end - work.rows.begin) * Rows(p_).heads - (first_row() + lane_ / 4), lane_, output_,
+            softmax_);
       else
         write_output(output_rows(Work(p_, work.problem, not_ahead(work.m_block))), work.problem.head_q,
                      work.problem.head_kv, factor, lse);

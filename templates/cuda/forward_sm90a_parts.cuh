@@ -83,15 +83,15 @@ class PartsAside {
 };
 
 // Writes two rows of a part as a thread has them, in accumulators of the columns from first_column on. row:
-// the first one of them, row + 8 is the other. `first`: the place of the part's row 0 in the workspace. Rows
-// from `rows` on are nobody's.
-template <int head_dim_v, int first_column, class Softmax, int size>
-FLASHJIT_FN void write_part(const Sm90aForwardParams& p, int first, int row, int rows, int lane,
+// the first one's number in the workspace; the second is 8 further. left: rows from the first one on that are
+// somebody's; all_rows: the others have places, too.
+template <int head_dim_v, int first_column, bool all_rows, class Softmax, int size>
+FLASHJIT_FN void write_part(const Sm90aForwardParams& p, int row, int left, int lane,
                             const float (&output)[size], const Softmax& softmax) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const bool exists = row + 8 * r < rows;
-    const int to = first + row + 8 * r;
+    const bool exists = all_rows || 8 * r < left;
+    const int to = row + 8 * r;
     if (exists) write_floats(p.parts_o + to * head_dim_v + first_column, output, r, 1.f, lane % 4);
     if constexpr (first_column > 0) continue;
     const PartState part = part_state(softmax, r);

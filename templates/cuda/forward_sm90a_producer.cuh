@@ -65,8 +65,7 @@ class Sm90aProducer {
     if constexpr (several_warps)
       if (static_cast<int>(threadIdx.x) >= 32 * pages_.warps()) return;
     typename Kernel::Schedule schedule(p_, direction());
-    TileIndex tile{-1, 0, 0};
-    while (next_tile(schedule, tile)) {
+    for (TileIndex tile; next_tile(schedule, tile);) {
       const Work work(p_, tile);
       const Mask mask(p_, work.problem);
       BlockWalk<Keys, Mask> walk = Kernel::walk(p_, shared_, mask, work, part_ & 0x7fff);
@@ -110,13 +109,13 @@ class Sm90aProducer {
     else
       return {};
   }
-  // Before the first tile `tile` is of batch entry -1.
   FLASHJIT_FN bool next_tile(typename Kernel::Schedule& schedule, TileIndex& tile) {
     if constexpr (Kernel::by_length) {
       if (p_.parts > 1) {
         const Sm90aShare share = shared_.share();
-        const int batch = max(tile.batch + 1, share.batch);
+        const int batch = max(next_batch_, share.batch);
         if (!share.has(batch)) return false;
+        next_batch_ = batch + 1;
         using Lengths = Sm90aLengths<Kernel>;
         tile = Lengths::tile(p_, batch);
         const bool begins = share.begins(batch), whole = begins && share.ends(batch);
@@ -260,8 +259,9 @@ class Sm90aProducer {
   Pages pages_;
   Ring ring_;
   u32 q_parity_ = 0;
-  int last_v_ = -1;  // the block whose V is still to be loaded; -1: none
-  int part_ = 0;     // with its place, as an announcement has them
+  int last_v_ = -1;     // the block whose V is still to be loaded; -1: none
+  int part_ = 0;        // with its place, as an announcement has them
+  int next_batch_ = 0;  // by_length: the batch entry after the last tile's
   int sequence_ = 0, batch_, head_q_, head_kv_, q_row_, k_row_;
 };
 

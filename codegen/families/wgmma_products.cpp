@@ -160,13 +160,13 @@ std::string wide_backward_products(const AttentionSpec& spec) {
   using Layout = device::Sm90aWideLayout;
   constexpr int whole = Layout::chunk_columns;
   const char* const type = spec.dtype == DType::bf16 ? "bf16" : "f16";
-  const auto scores = [&](const char* name, int columns) {
+  const auto scores = [&](const char* name, int columns, bool own_in_registers = false) {
     return columns == 0 ? std::string()
                         : Product{.name = name,
                                   .type = type,
                                   .n = Layout::product_rows,
                                   .steps = device::ceil_div(columns, 16),
-                                  .a_in_registers = false,
+                                  .a_in_registers = own_in_registers,
                                   .b_n_major = false,
                                   .accumulates = true}
                               .text(Layout::own_step, Layout::streamed_step);
@@ -177,14 +177,14 @@ std::string wide_backward_products(const AttentionSpec& spec) {
                                   .type = type,
                                   .n = columns,
                                   .steps = rows / 16,
-                                  .a_in_registers = false,
+                                  .a_in_registers = true,
                                   .b_n_major = true,
                                   .accumulates = true}
-                              .text(Layout::weights_step, Layout::row_step);
+                              .text([](int) { return 0; }, Layout::row_step);
   };
   const int rest = spec.head_dim % whole, rest_v = spec.head_dim_v % whole;
-  return "struct BackwardProducts {\n" + scores("s", whole) + scores("s_rest", rest) +
-         scores("dp_rest", rest_v) + sums("dk", whole, Layout::product_rows) +
+  return "struct BackwardProducts {\n" + scores("s", whole) + scores("s_own", whole, true) +
+         scores("s_rest", rest) + scores("dp_rest", rest_v) + sums("dk", whole, Layout::product_rows) +
          sums("dk_rest", rest, Layout::product_rows) + sums("dv", whole, Layout::block) +
          sums("dv_rest", rest_v, Layout::block) + "};\n\n";
 }

@@ -38,7 +38,9 @@ std::string backward_products(const AttentionSpec& spec, const KernelConfig& con
 // The same of wide heads (cuda/backward_sm90a_wide_parts.cuh), by chunks of 128 columns. `rest`: of the last
 // columns, where there are fewer. a, b: descriptors. The last argument is 0 if the product is no addition.
 //   s, s_rest, dp_rest(float (&)[16], u64 a, u64 b, int)          S or dP
-//   dk, dk_rest, dv, dv_rest(float (&)[columns / 2], u64, u64, int)  sums, of 32 weights (dK, dQ) or 64 (dV)
+//   s_own(float (&)[16], const u32 (&a)[8][4], u64 b, int)        the same of an operand in registers
+//   dk, dk_rest(float (&)[columns / 2], const u32 (&a)[2][4], u64 b, int)  sums: dK and dQ, of 32 weights
+//   dv, dv_rest(float (&)[columns / 2], const u32 (&a)[4][4], u64 b, int)  dV, of 64
 std::string wide_backward_products(const AttentionSpec& spec);
 
 }  // namespace flashjit

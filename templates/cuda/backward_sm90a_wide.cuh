@@ -46,6 +46,9 @@ struct BackwardSm90aWide {
   static constexpr int held_panels = makes_dk ? k_panels : v_panels,
                        streamed_panels = makes_dk ? v_panels : k_panels;
   static constexpr int word_bytes = 8;  // of dropout, of a row
+  static constexpr int own_chunks = wide_own_chunks<Spec>;
+  // Whether held rows may have no weights and anything but numbers.
+  static constexpr bool clears_held = isolates || ends_within_tensors<Spec>;
   // The rows of a warpgroup's weights: half of a part.
   static constexpr int tile_rows = layout.part_rows / 2;
   using Scores = float[tile_rows / 2];
@@ -155,9 +158,6 @@ class Sm90aWideKeysConsumer : Sm90aWideConsumer<Kernel, warpgroup> {
   using Product = typename Base::Product;
   using Base::layout;
   using Base::makes_dv;
-  static constexpr bool isolates = Kernel::isolates;
-  // Whether held rows may have no weights and anything but numbers.
-  static constexpr bool clears_rows = isolates || ends_within_tensors<Spec>;
 
  public:
   // Both warpgroups have weights of the same keys.
@@ -203,6 +203,7 @@ class Sm90aWideKeysConsumer : Sm90aWideConsumer<Kernel, warpgroup> {
       this->meet(0);  // both read the first operand
     else if (ends_within_tensors<Spec>)
       bar_sync(Base::own_barrier, 128);
+    this->take_own();
     weights_.take_keys(work);
   }
   FLASHJIT_FN void add_to_dk(int stage, const BackwardMessage& message, int part) {
@@ -219,10 +220,10 @@ class Sm90aWideKeysConsumer : Sm90aWideConsumer<Kernel, warpgroup> {
       weights_.weigh(scores, place_, stage, message, sixteen);
       weights_.make_ds(scores, dp, stage, message, sixteen);
     }
-    this->store(weights_.ds()[0], sixteen);
     clear_rows_without_weights(stage, part * layout.part_rows, 0);
-    this->pass_weights();
-    this->add(part);
+    typename Base::AllWeights ds;
+    this->pass_weights(weights_.ds(), ds);
+    this->add(ds);
   }
   FLASHJIT_FN void add_to_dv(int stage, const BackwardMessage& message) {
     Product scores;
@@ -232,16 +233,15 @@ class Sm90aWideKeysConsumer : Sm90aWideConsumer<Kernel, warpgroup> {
     weights_.weigh(scores, place_, stage, message, warpgroup);
     weights_.pack(scores);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) this->store(weights_.packed()[i], warpgroup * 2 + i, buffer_);
-#pragma unroll
     for (int first = 0; first < layout.block; first += 32) clear_rows_without_weights(stage, first, first);
-    this->pass_weights(1 - buffer_);
-    this->add(0, buffer_);
+    typename Base::AllWeights weights;
+    this->pass_weights(weights_.packed(), weights, 1 - buffer_, buffer_);
+    this->add(weights);
     buffer_ ^= 1;
   }
   // Zeros for 32 held rows without weights: 0 times NaN is NaN. first: in the block; held: in the part.
   FLASHJIT_FN void clear_rows_without_weights(int stage, int first, int held) const {
-    if constexpr (clears_rows) {
+    if constexpr (Kernel::clears_held) {
       float lse[2];
       const u32 lane = this->lane_;
       ld_shared_v2(lse[0], lse[1], this->shared_.lse(stage) + (first + lane / 2 * 2) * 4);

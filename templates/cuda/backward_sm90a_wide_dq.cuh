@@ -29,6 +29,9 @@ struct BackwardDqSm90aWide {
   static constexpr int held_panels = ceil_div(Spec::head_dim, layout.panel),
                        streamed_panels = ceil_div(Spec::head_dim_v, layout.panel);
   static constexpr int word_bytes = 4;  // of dropout, of a key
+  static constexpr bool isolates = isolates_dropped<Mask>,
+                        clears_held = isolates || ends_within_tensors<Spec>;
+  static constexpr int own_chunks = wide_own_chunks<Spec>;
   using Shared = Sm90aWideShared<BackwardDqSm90aWide>;
   using Ring = Sm90aRing<stages>;
 
@@ -132,7 +135,7 @@ class Sm90aWideRowsConsumer : Sm90aWideConsumer<Kernel, warpgroup> {
   using Product = typename Base::Product;
   using Rows = TileRows<Kernel::block_m, false>;
   using Base::layout;
-  static constexpr bool isolates = isolates_dropped<Mask>;
+  static constexpr bool isolates = Kernel::isolates;
   static constexpr int keys = layout.product_rows / 2;  // whose dS the warpgroup makes
   using Scores = float[keys / 2];
 
@@ -177,6 +180,7 @@ class Sm90aWideRowsConsumer : Sm90aWideConsumer<Kernel, warpgroup> {
     }
     any_far_ = __any_sync(0xffffffff, far_max_[0] != 0 || far_max_[1] != 0);
     mbarrier_wait(this->shared_.own_full(), 0);
+    this->take_own();
   }
 
   FLASHJIT_FN void add(const Work& work, const Mask& mask, int stage, const BackwardMessage& message,
@@ -201,15 +205,17 @@ class Sm90aWideRowsConsumer : Sm90aWideConsumer<Kernel, warpgroup> {
       else
         mask_scores<Kernel::block_m, keys>(scores, mask, rows, block, this->lane_);
     }
-    make_ds(work, scores, dp, rows, stage, sixteen, message.index() * layout.block);
+    u32 own[1][4];
+    make_ds(own[0], work, scores, dp, rows, stage, sixteen, message.index() * layout.block);
     if constexpr (ends_within_tensors<Spec>) {
       const int left = work.problem.seqlen_k - first_key;
       if (left < layout.part_rows) this->clear_held(~low_bits(left), 0);
     }
-    this->pass_weights();
-    Base::add(part);
+    typename Base::AllWeights ds;
+    this->pass_weights(own, ds);
+    Base::add(ds);
   }
-  FLASHJIT_FN void make_ds(const Work& work, Scores& scores, const Scores& dp,
+  FLASHJIT_FN void make_ds(u32 (&packed)[4], const Work& work, Scores& scores, const Scores& dp,
                            const typename Rows::Positions& rows, int stage, int sixteen,
                            int block_key) const {
     if constexpr (!Score::changes) {
@@ -240,10 +246,8 @@ class Sm90aWideRowsConsumer : Sm90aWideConsumer<Kernel, warpgroup> {
       ds[i] = scores[i] * (x - delta_[i / 2 % 2]);
       if (isolates && scores[i] == 0) ds[i] = 0;
     }
-    u32 packed[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) packed[i] = cvt_rn_x2(Element{}, ds[2 * i], ds[2 * i + 1]);
-    this->store(packed, sixteen);
   }
 
   // Makes zeros of those of the warpgroup's keys whose K is not finite. No row's score with such a key is

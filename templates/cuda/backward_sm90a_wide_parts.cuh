@@ -11,6 +11,12 @@
 
 namespace flashjit::device {
 
+// Chunks of its own operand that a thread keeps in registers. Masks with formulas and tests for NaN need
+// these.
+template <class Spec>
+constexpr int wide_own_chunks =
+    has_formula<typename Spec::Mask> || isolates_dropped<typename Spec::Mask> ? 0 : 1;
+
 // A block's shared memory, as addresses.
 template <class Kernel>
 struct Sm90aWideShared {
@@ -178,6 +184,10 @@ class Sm90aWideConsumer {
                                     ? ((chunks - 1) * layout.chunk_columns + columns_of(chunks - 1)) / 2
                                     : 1;
   using Product = float[layout.product_rows / 2];  // of a thread
+  // Steps of a chunk. Chunks of the first product's own operand that a thread keeps in registers: shared
+  // memory, whose speed bounds these products, then has only the other operand to read.
+  static constexpr int whole = layout.chunk_columns / 16;
+  static constexpr int own_chunks = min(Kernel::own_chunks, multiplied_columns / layout.chunk_columns);
   using HeldRing = Sm90aRing<layout.held_slots>;
   using StreamedRing = Sm90aRing<layout.streamed_slots>;
 
@@ -196,20 +206,28 @@ class Sm90aWideConsumer {
   }
   FLASHJIT_FN void release(u32 empty) const { mbarrier_arrive_if(lane_ == 0, empty); }
 
+  // Takes the first chunks of the first product's operand, once it is in shared memory.
+  FLASHJIT_FN void take_own() {
+    const int row = warp_ * 16 + lane_ % 16;
+#pragma unroll
+    for (int chunk = 0; chunk < own_chunks; ++chunk)
+#pragma unroll
+      for (int step = 0; step < whole; ++step)
+        ldmatrix_x4(own_[chunk][step], own() + chunk * layout.own_chunk + step / 4 * layout.own_panel +
+                                           row * 128 + ((step % 4 * 2 + lane_ / 16) ^ row % 8) * 16);
+  }
   FLASHJIT_FN void clear_sums() {
 #pragma unroll
     for (float& x : sums_) x = 0;
   }
   // The warpgroup's first product, S or dP of the part, transposed or not.
   FLASHJIT_FN void multiply(Product& product) {
-    const u32 own =
-        multiplied_columns == head_dim && (makes_dv || warpgroup == 0) ? shared_.first() : shared_.second();
-    constexpr int steps = ceil_div(multiplied_columns, 16), whole = layout.chunk_columns / 16;
+    constexpr int steps = ceil_div(multiplied_columns, 16);
     HeldRing held = held_;
     StreamedRing last = streamed_;
 #pragma unroll
     for (int chunk = 0; chunk < ceil_div(steps, whole); ++chunk) {
-      const u64 a = wgmma_descriptor(own + chunk * layout.own_chunk, 0);
+      const u64 a = wgmma_descriptor(own() + chunk * layout.own_chunk, 0);
       u64 b;
       if constexpr (multiplies_held) {
         mbarrier_wait(shared_.held_full(held.stage), held.parity);
@@ -221,7 +239,9 @@ class Sm90aWideConsumer {
             shared_.streamed(streamed_.stage) + (makes_dv ? warpgroup * 2 * layout.streamed_panel : 0), 0);
       }
       wgmma_fence();
-      if (steps - chunk * whole >= whole)
+      if (chunk < own_chunks)
+        Products::s_own(product, own_[chunk < own_chunks ? chunk : 0], b, chunk > 0);
+      else if (steps - chunk * whole >= whole)
         Products::s(product, a, b, chunk > 0);
       else if constexpr (steps % whole > 0) {
         if constexpr (makes_dv || warpgroup == 0)
@@ -273,13 +293,6 @@ class Sm90aWideConsumer {
       }
     }
   }
-  // Weights of 16 rows, or keys, of the other side to a buffer of weights: rows of 128 bytes, one for each of
-  // the 64 whose sums the block makes.
-  FLASHJIT_FN void store(const u32 (&weights)[4], int sixteen, int buffer = 0) const {
-    const int row = warp_ * 16 + lane_ % 16, chunk = sixteen * 2 + lane_ / 16;
-    stmatrix_x4(shared_.weights() + buffer * layout.weights_bytes + row * 128 + (chunk ^ row % 8) * 16,
-                weights);
-  }
   // Waits for the part's held chunks of the warpgroup's sums, or all of them. act(chunk, address).
   template <bool all, class Act>
   FLASHJIT_FN void for_held(const Act& act) const {
@@ -304,15 +317,28 @@ class Sm90aWideConsumer {
       }
     });
   }
-  // All weights of the part are in shared memory.
-  FLASHJIT_FN void pass_weights(int set = 1) const {
-    fence_proxy_async();
+  // Gives the weights, or dS, of the warpgroup's rows of the part to the other, and takes those of its rows:
+  // both warpgroups have the 64 keys or rows of the sums in the same lanes. Held rows have been cleared.
+  template <int steps>
+  FLASHJIT_FN void pass_weights(const u32 (&own)[steps][4], u32 (&all)[2 * steps][4], int set = 1,
+                                int buffer = 0) const {
+    const u32 at = shared_.weights() + buffer * layout.weights_bytes + threadIdx.x % 128 * 16;
+#pragma unroll
+    for (int i = 0; i < steps; ++i)
+      st_shared_v4(at + (warpgroup * steps + i) * 2048, own[i][0], own[i][1], own[i][2], own[i][3]);
+    if constexpr (Kernel::clears_held) fence_proxy_async();
     meet(set);
+#pragma unroll
+    for (int i = 0; i < steps; ++i) {
+      ld_shared_v4(all[(1 - warpgroup) * steps + i], at + ((1 - warpgroup) * steps + i) * 2048);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) all[warpgroup * steps + i][j] = own[i][j];
+    }
   }
   // Adds the part's product to the sums.
-  FLASHJIT_FN void add(int part, int buffer = 0) {
+  using AllWeights = u32[layout.part_rows / 16][4];
+  FLASHJIT_FN void add(const AllWeights& weights) {
     HeldRing ring = held_;
-    const u32 weights = shared_.weights() + buffer * layout.weights_bytes + part * (layout.part_rows * 2);
 #pragma unroll
     for (int chunk = 0; chunk < layout.held_chunks; ++chunk, ring.advance()) {
       if (chunk < first_chunk || chunk >= first_chunk + chunks) continue;
@@ -356,9 +382,8 @@ class Sm90aWideConsumer {
     return *reinterpret_cast<const Chunk<chunk>*>(sums_ + chunk * (layout.chunk_columns / 2));
   }
   template <int chunk>
-  FLASHJIT_FN void add_chunk(u32 weights, const HeldRing& ring) {
-    const u64 a = wgmma_descriptor(weights, 0),
-              b = wgmma_descriptor(shared_.held(ring.stage), layout.held_panel);
+  FLASHJIT_FN void add_chunk(const AllWeights& a, const HeldRing& ring) {
+    const u64 b = wgmma_descriptor(shared_.held(ring.stage), layout.held_panel);
     constexpr bool is_whole = columns_of(chunk) == layout.chunk_columns;
     if constexpr (makes_dv && is_whole)
       Products::dv(sums_of<chunk>(), a, b, 1);
@@ -369,7 +394,11 @@ class Sm90aWideConsumer {
     else
       Products::dk_rest(sums_of<chunk>(), a, b, 1);
   }
+  // The operand of the first product that stays.
+  FLASHJIT_FN u32 own() const { return makes_dv || warpgroup == 0 ? shared_.first() : shared_.second(); }
+
   float sums_[floats];
+  u32 own_[max(own_chunks, 1)][whole][4];
   HeldRing held_;  // the part's first chunk
   StreamedRing streamed_;
 };

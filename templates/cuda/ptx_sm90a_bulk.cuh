@@ -38,12 +38,6 @@ FLASHJIT_FN void stmatrix_x4_trans(u32 to, const u32 (&r)[4]) {
                "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 }
-// The same, not transposed: a lane holds columns 2 (lane % 4) and the next one of row lane / 4.
-FLASHJIT_FN void stmatrix_x4(u32 to, const u32 (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r[0]),
-               "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
 FLASHJIT_FN void ld_shared_v2(float& a, float& b, u32 from) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(from) : "memory");
 }

@@ -100,7 +100,6 @@ struct Sm90aWideLayout {
   FLASHJIT_FN static constexpr int streamed_step(int step) {
     return step / 4 * streamed_panel + step % 4 * 32;
   }
-  FLASHJIT_FN static constexpr int weights_step(int step) { return step * 32; }
   FLASHJIT_FN static constexpr int row_step(int step) { return step * 16 * 128; }
 
  private:

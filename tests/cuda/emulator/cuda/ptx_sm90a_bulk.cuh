@@ -31,15 +31,6 @@ inline void stmatrix_x4_trans(u32 to, const u32 (&r)[4]) {
       emulator::block().store(rows[8 * j + lane % 4 * 2 + c] + lane / 4 * 2,
                               static_cast<std::uint16_t>(r[j] >> 16 * c));
 }
-// Columns 2 (lane % 4) and the next one of row lane / 4.
-inline void stmatrix_x4(u32 to, const u32 (&r)[4]) {
-  const auto rows = emulator::block().all_lanes(to);
-  const u32 lane = threadIdx.x % 32;
-  for (u32 j = 0; j < 4; ++j)
-    for (u32 c = 0; c < 2; ++c)
-      emulator::block().store(rows[8 * j + lane / 4] + (lane % 4 * 2 + c) * 2,
-                              static_cast<std::uint16_t>(r[j] >> 16 * c));
-}
 inline void ld_shared_v2(float& a, float& b, u32 from) {
   a = emulator::block().load<float>(from);
   b = emulator::block().load<float>(from + 4);
@@ -131,33 +122,38 @@ struct EmulatedWideProducts {
                                          b + static_cast<u32>(Layout::streamed_step(i)), i > 0 || accumulate);
   }
   static void s(Product& d, u64 a, u64 b, int accumulate) { multiply(d, a, b, whole, accumulate); }
+  static void s_own(Product& d, const u32 (&a)[whole][4], u64 b, int accumulate) {
+    for (int i = 0; i < whole; ++i)
+      wgmma_rs<Element, rows, false>(d, a[i], b + static_cast<u32>(Layout::streamed_step(i)),
+                                     i > 0 || accumulate);
+  }
   static void s_rest(Product& d, u64 a, u64 b, int accumulate) {
     multiply(d, a, b, ceil_div(Spec::head_dim, 16) % whole, accumulate);
   }
   static void dp_rest(Product& d, u64 a, u64 b, int accumulate) {
     multiply(d, a, b, ceil_div(Spec::head_dim_v, 16) % whole, accumulate);
   }
-  template <int size>
-  static void add(float (&d)[size], u64 a, u64 b, int steps, int accumulate) {
+  template <int size, int steps>
+  static void add(float (&d)[size], const u32 (&a)[steps][4], u64 b, int accumulate) {
     for (int i = 0; i < steps; ++i)
-      wgmma_ss<Element, 2 * size, true>(d, a + static_cast<u32>(Layout::weights_step(i)),
-                                        b + static_cast<u32>(Layout::row_step(i)), i > 0 || accumulate);
+      wgmma_rs<Element, 2 * size, true>(d, a[i], b + static_cast<u32>(Layout::row_step(i)),
+                                        i > 0 || accumulate);
   }
   template <int size>
-  static void dk(float (&d)[size], u64 a, u64 b, int accumulate) {
-    add(d, a, b, 2, accumulate);
+  static void dk(float (&d)[size], const u32 (&a)[2][4], u64 b, int accumulate) {
+    add(d, a, b, accumulate);
   }
   template <int size>
-  static void dk_rest(float (&d)[size], u64 a, u64 b, int accumulate) {
-    add(d, a, b, 2, accumulate);
+  static void dk_rest(float (&d)[size], const u32 (&a)[2][4], u64 b, int accumulate) {
+    add(d, a, b, accumulate);
   }
   template <int size>
-  static void dv(float (&d)[size], u64 a, u64 b, int accumulate) {
-    add(d, a, b, 4, accumulate);
+  static void dv(float (&d)[size], const u32 (&a)[4][4], u64 b, int accumulate) {
+    add(d, a, b, accumulate);
   }
   template <int size>
-  static void dv_rest(float (&d)[size], u64 a, u64 b, int accumulate) {
-    add(d, a, b, 4, accumulate);
+  static void dv_rest(float (&d)[size], const u32 (&a)[4][4], u64 b, int accumulate) {
+    add(d, a, b, accumulate);
   }
 };
 

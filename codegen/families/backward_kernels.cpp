@@ -23,8 +23,8 @@ bool copies_dq(const AttentionSpec& spec, const KernelConfig& config) {
 
 }  // namespace
 
-CudaBackwardKernels::CudaBackwardKernels(const AttentionSpec& spec, const KernelConfig& config, bool by_wgmma)
-    : by_wgmma(by_wgmma),
+CudaBackwardKernels::CudaBackwardKernels(const AttentionSpec& spec, const KernelConfig& config, bool wgmma)
+    : by_wgmma(wgmma),
       wide(by_wgmma && device::backward_is_wide(spec.head_dim, spec.head_dim_v)),
       divides_sums(wide || (by_wgmma && device::backward_divides_sums(spec.head_dim, spec.head_dim_v))),
       persistent(by_wgmma && !divides_sums),

@@ -31,7 +31,7 @@ struct CudaBackwardKernels {
   bool deterministic = false;
   bool orders_dq() const { return deterministic && !separate_dq; }
 
-  CudaBackwardKernels(const AttentionSpec& spec, const KernelConfig& config, bool by_wgmma);
+  CudaBackwardKernels(const AttentionSpec& spec, const KernelConfig& config, bool wgmma);
   CudaBackwardKernels(const AttentionSpec& spec, const KernelConfig& config, const Target& target)
       : CudaBackwardKernels(spec, config, target.has(Instructions::wgmma)) {}
 };

@@ -80,17 +80,19 @@ struct ForwardSm90a {
   static constexpr bool converts_more = Config::num_warps > 4 * (consumers + 1);
   static constexpr int converters = converts_more ? 7 : 3;  // warps
 
-  // setmaxnreg: consumers, which hold tiles, get most of a multiprocessor's 64 Ki registers.
+  // setmaxnreg: consumers, which hold tiles, get most of a multiprocessor's 64 Ki registers. Beside an only
+  // consumer the producer's warpgroup can have more, where it copies pages, or looks up and makes words.
   static constexpr int consumer_registers = (consumers == 3   ? 160
                                              : consumers == 2 ? 240
                                                               : 256) -
                                             Config::given_registers;
-  static constexpr int producer_registers = converts_more ? 256 - consumer_registers
-                                                          : (consumers == 3   ? 32
-                                                             : consumers == 2 ? 24
-                                                             : Spec::paged    ? 96
-                                                                              : 56) +
-                                                                consumers * Config::given_registers;
+  static constexpr int producer_registers = converts_more
+                                                ? 256 - consumer_registers
+                                                : (consumers == 3                                    ? 32
+                                                   : consumers == 2                                  ? 24
+                                                   : Spec::paged || (Spec::dropout && passes_blocks) ? 96
+                                                                                                     : 56) +
+                                                      consumers * Config::given_registers;
 
   // Whether the device divides keys by their lengths, which it alone knows.
   static constexpr bool by_length = max(Spec::head_dim, Spec::head_dim_v) > 256 &&

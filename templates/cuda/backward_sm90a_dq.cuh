@@ -3,8 +3,7 @@
 //   S = Q K^T        dP = dO V^T        dQ += dS K, with dS from registers
 #pragma once
 
-#include "cuda/backward_sm90a_parts.cuh"
-#include "cuda/dropout.cuh"
+#include "cuda/backward_sm90a_rows.cuh"
 #include "cuda/gradient_row.cuh"
 #include "cuda/online_softmax.cuh"
 #include "cuda/tile_rows.cuh"
@@ -27,6 +26,7 @@ struct BackwardDqSm90a {
   static constexpr int k_panels = ceil_div(Spec::head_dim, Sm90aBackwardLayout::panel);
   static constexpr int v_panels = ceil_div(Spec::head_dim_v, Sm90aBackwardLayout::panel);
   using Ring = Sm90aRing<stages>;
+  using Work = QueryBlock<Spec, block_m>;
   using Rows = TileRows<block_m, false>;
 
   static constexpr int warpgroup_barrier = 1;         // + consumer: the named barrier of its four warps
@@ -57,24 +57,8 @@ struct BackwardDqSm90a {
     FLASHJIT_FN u32 k_full(int stage) const { return barrier(1 + 4 * stage); }
     FLASHJIT_FN u32 v_full(int stage) const { return barrier(2 + 4 * stage); }
     FLASHJIT_FN u32 empty(int stage) const { return barrier(3 + 4 * stage); }  // K and V
-    FLASHJIT_FN u32 words_asked(int stage) const { return barrier(4 + 4 * stage); }
-  };
-
-  // The last rows of a head come first: with a causal mask they see the most keys.
-  struct Work {
-    Problem problem;
-    Span rows;     // without padding
-    int rows_end;  // with padding
-    FLASHJIT_FN explicit Work(const CudaBackwardParams& p) {
-      const u32 blocks = max(ceil_div(p.seqlen_q, block_m), 1);
-      const u32 head = blockIdx.x / blocks;
-      const int block = static_cast<int>(blocks - 1 - blockIdx.x % blocks);
-      problem = make_problem<Spec::varlen, Mask::padding>(
-          p, static_cast<int>(head / static_cast<u32>(p.num_heads_q)),
-          static_cast<int>(head % static_cast<u32>(p.num_heads_q)));
-      rows = {block * block_m, min((block + 1) * block_m, problem.seqlen_q)};
-      rows_end = min((block + 1) * block_m, problem.rows);
-    }
+    FLASHJIT_FN u32 asked(int stage) const { return barrier(4 + 4 * stage); }
+    FLASHJIT_FN u32 numbers_full(int stage) const { return k_full(stage); }  // dropout's words come with K
   };
 
   static FLASHJIT_FN void copy(const CudaBackwardParams& p, const BackwardMaps& maps, const Shared& shared) {
@@ -94,7 +78,7 @@ struct BackwardDqSm90a {
         mbarrier_wait(shared.empty(stage), ring.parity ^ 1);
         st_message(shared.message(stage), BackwardMessage::block_word(block.index, block.whole), block.found,
                    0);
-        if constexpr (Spec::dropout) mbarrier_arrive(shared.words_asked(stage));
+        if constexpr (Spec::dropout) mbarrier_arrive(shared.asked(stage));
         mbarrier_arrive_expect_tx(shared.k_full(stage), layout.k_bytes);
         copy_tile<k_panels, block_n>(shared.k(stage), maps.k, shared.k_full(stage), key, work.problem.head_kv,
                                      batch);
@@ -106,27 +90,8 @@ struct BackwardDqSm90a {
     }
     mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
     st_message(shared.message(ring.stage), no_more_blocks, 0, 0);
-    if constexpr (Spec::dropout) mbarrier_arrive(shared.words_asked(ring.stage));
+    if constexpr (Spec::dropout) mbarrier_arrive(shared.asked(ring.stage));
     mbarrier_arrive(shared.k_full(ring.stage));
-  }
-
-  // With dropout: the words of a block's columns, while its K arrives.
-  static FLASHJIT_FN void make_column_words(const CudaBackwardParams& p, const Shared& shared) {
-    constexpr int parts = block_n / 4;
-    const int lane = threadIdx.x % 32;
-    const int batch = Work(p).problem.batch;
-    for (Ring ring;; ring.advance()) {
-      mbarrier_wait(shared.words_asked(ring.stage), ring.parity);
-      int word, found;
-      ld_shared_v2(word, found, shared.message(ring.stage));
-      if (word >= 0 && lane < parts)
-        st_column_words(shared.words(ring.stage), lane,
-                        column_words_at<typename Spec::Offsets>(
-                            p, shared.dropout_key(), BackwardMessage::index_of(word) * parts + lane, batch));
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(shared.k_full(ring.stage));
-      if (word < 0) return;
-    }
   }
 
   // A warpgroup: it computes dQ of 64 rows.
@@ -297,7 +262,7 @@ struct BackwardDqSm90a {
         mbarrier_init(shared.k_full(stage), Spec::dropout ? 2 : 1);
         mbarrier_init(shared.v_full(stage), 1);
         mbarrier_init(shared.empty(stage), 4 * consumers);
-        if (Spec::dropout) mbarrier_init(shared.words_asked(stage), 1);
+        if (Spec::dropout) mbarrier_init(shared.asked(stage), 1);
       }
       fence_mbarrier_init();
     }
@@ -309,7 +274,7 @@ struct BackwardDqSm90a {
       if (threadIdx.x == 0) {
         copy(p, maps, shared);
       } else if (Spec::dropout && threadIdx.x / 32 == 1) {
-        make_column_words(p, shared);
+        make_column_words<BackwardDqSm90a>(p, shared);
       }
     } else {
       setmaxnreg_inc<232>();

@@ -2,9 +2,8 @@
 // rows see (backward_sm90a_wide.cuh).
 #pragma once
 
-#include "cuda/backward_sm90a_parts.cuh"
+#include "cuda/backward_sm90a_rows.cuh"
 #include "cuda/backward_sm90a_wide_parts.cuh"
-#include "cuda/dropout.cuh"
 #include "cuda/gradient_row.cuh"
 #include "cuda/online_softmax.cuh"
 #include "cuda/tile_rows.cuh"
@@ -34,23 +33,7 @@ struct BackwardDqSm90aWide {
   static constexpr int own_chunks = wide_own_chunks<Spec>;
   using Shared = Sm90aWideShared<BackwardDqSm90aWide>;
   using Ring = Sm90aRing<stages>;
-
-  // The last rows of a head come first: with a causal mask they see the most keys.
-  struct Work {
-    Problem problem;
-    Span rows;     // without padding
-    int rows_end;  // with padding
-    FLASHJIT_FN explicit Work(const CudaBackwardParams& p) {
-      const u32 blocks = max(ceil_div(p.seqlen_q, block_m), 1);
-      const u32 head = blockIdx.x / blocks;
-      const int block = static_cast<int>(blocks - 1 - blockIdx.x % blocks);
-      problem = make_problem<Spec::varlen, Mask::padding>(
-          p, static_cast<int>(head / static_cast<u32>(p.num_heads_q)),
-          static_cast<int>(head % static_cast<u32>(p.num_heads_q)));
-      rows = {block * block_m, min((block + 1) * block_m, problem.seqlen_q)};
-      rows_end = min((block + 1) * block_m, problem.rows);
-    }
-  };
+  using Work = QueryBlock<Spec, block_m>;
 
   static FLASHJIT_FN void copy(const CudaBackwardParams& p, const BackwardMaps& maps, const Shared& shared) {
     const Work work(p);
@@ -80,25 +63,6 @@ struct BackwardDqSm90aWide {
     tell(no_more_blocks, 0);
   }
 
-  // With dropout, a warp: the words of a block's columns, which come with its message.
-  static FLASHJIT_FN void make_column_words(const CudaBackwardParams& p, const Shared& shared) {
-    constexpr int parts = block_n / 4;
-    const int lane = threadIdx.x % 32;
-    const int batch = Work(p).problem.batch;
-    for (Ring ring;; ring.advance()) {
-      mbarrier_wait(shared.asked(ring.stage), ring.parity);
-      int word, found;
-      ld_shared_v2(word, found, shared.message(ring.stage));
-      if (word >= 0 && lane < parts)
-        st_column_words(shared.words(ring.stage), lane,
-                        column_words_at<typename Spec::Offsets>(
-                            p, shared.dropout_key(), BackwardMessage::index_of(word) * parts + lane, batch));
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(shared.numbers_full(ring.stage));
-      if (word < 0) return;
-    }
-  }
-
   static FLASHJIT_FN void run(const CudaBackwardParams& p, const BackwardMaps& maps) {
     extern __shared__ __align__(1024) char dynamic_shared[];
     const Shared shared{dynamic_shared, shared_address(dynamic_shared)};
@@ -111,7 +75,7 @@ struct BackwardDqSm90aWide {
       if (threadIdx.x == 0)
         copy(p, maps, shared);
       else if (Spec::dropout && threadIdx.x / 32 == 1)
-        make_column_words(p, shared);
+        make_column_words<BackwardDqSm90aWide>(p, shared);
     } else {
       setmaxnreg_inc<232>();
       if (threadIdx.x < 256)

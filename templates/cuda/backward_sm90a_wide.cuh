@@ -54,6 +54,9 @@ struct BackwardSm90aWide {
   using Scores = float[tile_rows / 2];
   using Shared = Sm90aWideShared<BackwardSm90aWide>;
   using Ring = Sm90aRing<stages>;
+  template <int warpgroup>
+  using Consumer = Sm90aWideKeysConsumer<BackwardSm90aWide, warpgroup>;
+  static constexpr bool adds_numbers = true, launches_dependents = true;
 
   FLASHJIT_FN static u32 first_turn(const Shared&) { return blockIdx.x / 2; }
   FLASHJIT_FN static bool has_place(const CudaBackwardParams&, u32) { return true; }
@@ -123,27 +126,9 @@ struct BackwardSm90aWide {
     ask(no_more_blocks, 0);
   }
 
-  static FLASHJIT_FN void run(const CudaBackwardParams& p, const BackwardMaps& maps) {
-    extern __shared__ __align__(1024) char dynamic_shared[];
-    const Shared shared{dynamic_shared, shared_address(dynamic_shared)};
-    if (threadIdx.x == 0) shared.init_barriers();
-    if (Spec::dropout && threadIdx.x == 32)
-      *reinterpret_cast<Words*>(dynamic_shared + layout.dropout_key) = dropout_key(p.dropout);
-    __syncthreads();
-    if (threadIdx.x < 128) {
-      setmaxnreg_dec<40>();
-      if (threadIdx.x == 0)
-        copy(p, maps, shared);
-      else if (threadIdx.x / 32 == 1)
-        Sm90aBackwardProducer<BackwardSm90aWide>::add_rows(p, shared);
-    } else {
-      setmaxnreg_inc<232>();
-      if (threadIdx.x < 256)
-        Sm90aWideKeysConsumer<BackwardSm90aWide, 0>(p, shared).run();
-      else
-        Sm90aWideKeysConsumer<BackwardSm90aWide, 1>(p, shared).run();
-      griddepcontrol_launch_dependents();
-    }
+  // A warp: the numbers of the rows that the copying thread asks for.
+  static FLASHJIT_FN void add_numbers(const CudaBackwardParams& p, const Shared& shared) {
+    Sm90aBackwardProducer<BackwardSm90aWide>::add_rows(p, shared);
   }
 };
 
@@ -271,9 +256,9 @@ class Sm90aWideKeysConsumer : Sm90aWideConsumer<Kernel, warpgroup> {
 template <class Spec, class Config>
 FLASHJIT_FN void backward_sm90a_wide(const CudaBackwardParams& params, const BackwardMaps& maps) {
   if (blockIdx.x % 2 == 0)
-    BackwardSm90aWide<Spec, Config, WideSums::dk>::run(params, maps);
+    run_wide<BackwardSm90aWide<Spec, Config, WideSums::dk>>(params, maps);
   else
-    BackwardSm90aWide<Spec, Config, WideSums::dv>::run(params, maps);
+    run_wide<BackwardSm90aWide<Spec, Config, WideSums::dv>>(params, maps);
 }
 
 }  // namespace flashjit::device

@@ -34,6 +34,9 @@ struct BackwardDqSm90aWide {
   using Shared = Sm90aWideShared<BackwardDqSm90aWide>;
   using Ring = Sm90aRing<stages>;
   using Work = QueryBlock<Spec, block_m>;
+  template <int warpgroup>
+  using Consumer = Sm90aWideRowsConsumer<BackwardDqSm90aWide, warpgroup>;
+  static constexpr bool adds_numbers = Spec::dropout, launches_dependents = false;
 
   static FLASHJIT_FN void copy(const CudaBackwardParams& p, const BackwardMaps& maps, const Shared& shared) {
     const Work work(p);
@@ -63,26 +66,8 @@ struct BackwardDqSm90aWide {
     tell(no_more_blocks, 0);
   }
 
-  static FLASHJIT_FN void run(const CudaBackwardParams& p, const BackwardMaps& maps) {
-    extern __shared__ __align__(1024) char dynamic_shared[];
-    const Shared shared{dynamic_shared, shared_address(dynamic_shared)};
-    if (threadIdx.x == 0) shared.init_barriers();
-    if (Spec::dropout && threadIdx.x == 32)
-      *reinterpret_cast<Words*>(dynamic_shared + layout.dropout_key) = dropout_key(p.dropout);
-    __syncthreads();
-    if (threadIdx.x < 128) {
-      setmaxnreg_dec<40>();
-      if (threadIdx.x == 0)
-        copy(p, maps, shared);
-      else if (Spec::dropout && threadIdx.x / 32 == 1)
-        make_column_words<BackwardDqSm90aWide>(p, shared);
-    } else {
-      setmaxnreg_inc<232>();
-      if (threadIdx.x < 256)
-        Sm90aWideRowsConsumer<BackwardDqSm90aWide, 0>(p, shared).run();
-      else
-        Sm90aWideRowsConsumer<BackwardDqSm90aWide, 1>(p, shared).run();
-    }
+  static FLASHJIT_FN void add_numbers(const CudaBackwardParams& p, const Shared& shared) {
+    make_column_words<BackwardDqSm90aWide>(p, shared);
   }
 };
 
@@ -254,7 +239,7 @@ class Sm90aWideRowsConsumer : Sm90aWideConsumer<Kernel, warpgroup> {
 
 template <class Spec, class Config>
 FLASHJIT_FN void backward_dq_sm90a_wide(const CudaBackwardParams& params, const BackwardMaps& maps) {
-  BackwardDqSm90aWide<Spec, Config>::run(params, maps);
+  run_wide<BackwardDqSm90aWide<Spec, Config>>(params, maps);
 }
 
 }  // namespace flashjit::device

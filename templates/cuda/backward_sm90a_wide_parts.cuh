@@ -403,4 +403,30 @@ class Sm90aWideConsumer {
   StreamedRing streamed_;
 };
 
+// A block of the grid: a thread copies, a warp adds numbers or dropout's words to what it tells, and two
+// warpgroups compute.
+template <class Kernel>
+FLASHJIT_FN void run_wide(const CudaBackwardParams& p, const BackwardMaps& maps) {
+  extern __shared__ __align__(1024) char dynamic_shared[];
+  const typename Kernel::Shared shared{dynamic_shared, shared_address(dynamic_shared)};
+  if (threadIdx.x == 0) shared.init_barriers();
+  if (Kernel::Spec::dropout && threadIdx.x == 32)
+    *reinterpret_cast<Words*>(dynamic_shared + Kernel::layout.dropout_key) = dropout_key(p.dropout);
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    setmaxnreg_dec<40>();
+    if (threadIdx.x == 0)
+      Kernel::copy(p, maps, shared);
+    else if (Kernel::adds_numbers && threadIdx.x / 32 == 1)
+      Kernel::add_numbers(p, shared);
+  } else {
+    setmaxnreg_inc<232>();
+    if (threadIdx.x < 256)
+      typename Kernel::template Consumer<0>(p, shared).run();
+    else
+      typename Kernel::template Consumer<1>(p, shared).run();
+    if (Kernel::launches_dependents) griddepcontrol_launch_dependents();
+  }
+}
+
 }  // namespace flashjit::device

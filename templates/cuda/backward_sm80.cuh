@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cuda/backward_rows.cuh"
+#include "cuda/backward_sm80_columns.cuh"
 #include "cuda/mma_products.cuh"
 #include "cuda/ptx_reduce.cuh"
 #include "cuda/row_walk.cuh"
@@ -20,7 +21,8 @@
 namespace flashjit::device {
 
 template <class Spec, class Config>
-class BackwardSm80 {
+class BackwardSm80 : SharedKeys<Spec, Config> {
+  using Shared = SharedKeys<Spec, Config>;
   using Element = typename Spec::Element;
   using Gradient = typename OutputElement<typename Spec::grad_dtype, Element>::type;
   using Mask = typename Spec::Mask;
@@ -29,22 +31,16 @@ class BackwardSm80 {
 
   static constexpr int num_warps = Config::num_warps, threads = num_warps * 32;
   static constexpr int block_m = Config::block_m, block_n = Config::block_n;
-  static constexpr int parts = backward_column_parts(Spec::head_dim, Spec::head_dim_v);
-  static constexpr int warp_keys = block_n * parts / num_warps, m_tiles = warp_keys / 16;
-  static constexpr int warp_rows = block_m / parts, q_tiles = warp_rows / 8;
+  using Shared::parts, Shared::warp_keys, Shared::m_tiles, Shared::warp_rows, Shared::q_tiles,
+      Shared::k_tiles, Shared::v_tiles;
   static constexpr int k_steps = ceil_div(Spec::head_dim, 16), v_steps = ceil_div(Spec::head_dim_v, 16);
-  // 8-column tiles of a warp.
-  FLASHJIT_FN static constexpr int tiles_of(int head_dim) {
-    return parts == 1 ? head_dim / 8 : round_up(ceil_div(head_dim / 8, parts), 2);
-  }
-  static constexpr int k_tiles = tiles_of(Spec::head_dim), v_tiles = tiles_of(Spec::head_dim_v);
-  static_assert(warp_keys % 16 == 0 && warp_rows % 16 == 0 && backward_row_unit % block_m == 0);
+  static_assert(backward_row_unit % block_m == 0);
 
   using KTile = SharedTile<block_n, k_steps * 2>;
   using VTile = SharedTile<block_n, v_steps * 2>;
   using QTile = SharedTile<block_m, k_steps * 2>;
   using OTile = SharedTile<block_m, v_steps * 2>;
-  using DsTile = SharedTile<block_n, block_m / 8>;
+  using DsTile = typename Shared::DsTile;
   static constexpr CudaBackwardLayout layout{
       Spec::head_dim, Spec::head_dim_v,   block_m, block_n, Config::num_stages,
       Spec::dropout,  Spec::deterministic};
@@ -281,7 +277,7 @@ class BackwardSm80 {
     for (int n = 0; n < q_tiles; n += 2) {
       u32 a[m_tiles][4];
       to_operand<Element>(a, ds, n);
-      if (!Spec::deterministic) store_scores(ds_tile(turn), a, n);
+      if (!Spec::deterministic) Shared::store_scores(ds_tile(turn), a, n, lane_, warp_, part_);
       add_product<Element, QTile>(dk_, a, q_columns, n * 8);
     }
   }
@@ -293,23 +289,23 @@ class BackwardSm80 {
     for (int n = 0; n < q_tiles; n += 2) {
       u32 a[m_tiles][4];
       to_operand<Element>(a, p, n);
-      store_scores(ds_tile(1), a, n);
+      Shared::store_scores(ds_tile(1), a, n, lane_, warp_, part_);
       to_operand<Element>(a, ds, n);
-      store_scores(ds_tile(0), a, n);
+      Shared::store_scores(ds_tile(0), a, n, lane_, warp_, part_);
     }
     __syncthreads();
     const u32 rows = warp_ * warp_keys * DsTile::row_bytes + DsTile::lane_offset(lane_);
 #pragma unroll
     for (int t = 0; t < block_m / 16; ++t) {
       u32 a[m_tiles][4];
-      load_scores(a, ds_tile(1) + rows, t);
+      Shared::load_scores(a, ds_tile(1) + rows, t);
       add_product<Element, OTile>(dv_, a, o_columns, t * 16, part_ * v_tiles);
     }
     if constexpr (!Spec::deterministic) add_dq(step, 0);
 #pragma unroll
     for (int t = 0; t < block_m / 16; ++t) {
       u32 a[m_tiles][4];
-      load_scores(a, ds_tile(0) + rows, t);
+      Shared::load_scores(a, ds_tile(0) + rows, t);
       add_product<Element, QTile>(dk_, a, q_columns, t * 16, part_ * k_tiles);
     }
   }
@@ -507,23 +503,6 @@ class BackwardSm80 {
           if (!step.block.whole && whole == 0) dp[i][n][e] = 0;
         }
     }
-  }
-
-  // 16 columns of scores, from the warp's 8 * n-th row on.
-  FLASHJIT_FN void store_scores(u32 tile, const u32 (&a)[m_tiles][4], int n) const {
-#pragma unroll
-    for (int i = 0; i < m_tiles; ++i)
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        st_shared(tile +
-                      DsTile::offset(warp_ * warp_keys + i * 16 + j % 2 * 8 + lane_ / 4,
-                                     warp_row() / 8 + n + j / 2) +
-                      lane_ % 4 * 4,
-                  a[i][j]);
-  }
-  FLASHJIT_FN void load_scores(u32 (&a)[m_tiles][4], u32 rows, int t) const {
-#pragma unroll
-    for (int i = 0; i < m_tiles; ++i) ldmatrix_x4(a[i], DsTile::at(rows, i * 16, t * 2));
   }
 
   // dQ += dS K

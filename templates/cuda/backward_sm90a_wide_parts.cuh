@@ -1,8 +1,8 @@
-// What the kernels of sm_90a's backward of wide heads share (backward_sm90a_wide.cuh): shared memory, copies,
-// and the products of a step. Each kernel makes sums of 64 keys or rows, whose operands stay in shared
-// memory, and walks rows or keys of the other side. Its two consumer warpgroups divide the columns of the
-// sums, and the first products: one has the scores, the other one dP, or both have scores of half of the
-// rows.
+// The kernels of sm_90a's backward of wide heads share these parts (backward_sm90a_wide.cuh): shared memory,
+// copies, the products of a step, the roles of threads. Each kernel makes sums of 64 keys or rows, whose
+// operands stay in shared memory, and walks rows or keys of the other side. Its two consumer warpgroups
+// divide the columns of the sums, and the first products: one has the scores, the other one dP, or both have
+// scores of half of the rows.
 #pragma once
 
 #include "cuda/backward_sm90a_parts.cuh"

@@ -9,7 +9,7 @@
 
 namespace flashjit::device {
 
-// What warps that share rows exchange, in shared memory: the weights of a block, and a number of each row
+// Warps that share rows exchange these in shared memory: the weights of a block, and a number of each row
 // from each warp.
 template <int block_m, int block_n, int warp_rows, int groups>
 class SharedRows {

@@ -23,7 +23,7 @@ struct Sm90aShare {
   FLASHJIT_FN bool has(int of_batch) const {
     return of_batch < end_batch || (of_batch == end_batch && end_block > 0);
   }
-  // Of an entry that it has: whether it has the first block and the last one.
+  // Whether it has the first block, and the last one, of an entry that it has blocks of.
   FLASHJIT_FN bool begins(int of_batch) const { return of_batch > batch || block == 0; }
   FLASHJIT_FN bool ends(int of_batch) const { return of_batch < end_batch; }
   FLASHJIT_FN Span keys(int of_batch, int block_n) const {

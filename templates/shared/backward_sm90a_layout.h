@@ -20,8 +20,8 @@ struct Sm90aBackwardLayout {
   static constexpr int warpgroup_keys = 64;
   static constexpr int box_rows = 64;  // of every copy by TMA
   static constexpr int barrier_bytes = 8, message_bytes = 16;
-  // Blocks of a persistent grid that a multiprocessor holds. Sequences of few keys have one step or two,
-  // whose copies and sums two blocks hide for each other.
+  // Blocks of a persistent grid that a multiprocessor holds. Sequences of at most 64 keys mostly have few
+  // rows, too, and so one step or two a block: two blocks hide each other's copies and sums.
   FLASHJIT_FN static constexpr int resident_blocks(int block_n) { return block_n == warpgroup_keys ? 2 : 1; }
 
   int consumers;

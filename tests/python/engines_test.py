@@ -207,9 +207,11 @@ class Vllm(Compared):
             "has_sink": True, "use_sparse": False, "use_mm_prefix": False, "use_per_head_quant_scales": False,
             "device_capability": None, "attn_type": interface.AttentionType.DECODER, "has_sliding_window": True,
         }  # fmt: skip
-        self.assertEqual(self.backend.validate_configuration(**wanted), [])
-        for change in ({"head_size": 100}, {"dtype": torch.float32}, {"use_mla": True}, {"block_size": 12},
-                       {"kv_cache_dtype": "int8_per_token_head"}, {"use_mm_prefix": True}):  # fmt: skip
+        for head_size in (128, 576):
+            self.assertEqual(self.backend.validate_configuration(**{**wanted, "head_size": head_size}), [])
+        for change in ({"head_size": 100}, {"head_size": 584}, {"dtype": torch.float32}, {"use_mla": True},
+                       {"block_size": 12}, {"kv_cache_dtype": "int8_per_token_head"},
+                       {"use_mm_prefix": True}):  # fmt: skip
             self.assertTrue(self.backend.validate_configuration(**{**wanted, **change}), change)
         builder, metadata = self.metadata(Case(DECODES))
         moved = builder.update_block_table(metadata, metadata.block_table + 1, metadata.slot_mapping)

@@ -46,7 +46,7 @@ class FlashjitBackend(AttentionBackend):
 
     @classmethod
     def supports_head_size(cls, head_size):
-        return head_size % 8 == 0 and 8 <= head_size <= 256
+        return head_size % 8 == 0 and 8 <= head_size <= 576
 
     @classmethod
     def supports_attn_type(cls, attn_type):

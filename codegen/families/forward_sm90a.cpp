@@ -421,7 +421,7 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
     config.num_stages = least_stages(spec);
     return config;
   }
-  if (const auto widest = with_widest_block(spec, target, config)) return *widest;
+  if (const auto fitting = with_widest_block(spec, target, config)) return *fitting;
   if (config.block_m == 192) {  // a block that batch_invariant fixes may fit two consumers only
     config.block_m = 128;
     config.ping_pong = false;

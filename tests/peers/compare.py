@@ -19,6 +19,7 @@ and mode:
     {"d": 128, "dv": 128, "s": 8192, "causal": true, "b": 2, "hq": 16, "hk": 16, "peers": ["fa3"], "modes": ["fwd"]}
        (with "p": 0.1 for dropout; on a CPU with "dtype": "bf16", "mask": "window", "threads": 2, "samples": 25)
     -> {"section": "serve", "peer": "fa3", "mode": "fwd", "ms": 2.1, ...}    or    {..., "error": "why"}
+For the peer "earlier" it also has "arguments" and "requests", those of `flashjit bench --serve`.
 For a backward cell "modes" is ["bwd"]; a row of the forward may come before the answer.
 For a decode cell the request has "op": "decode", "sq" (query rows), "lengths" (null, or keys of each sequence),
 "page_size" (0: contiguous), "kv_dtype" (null: the dtype of q), "bytes" (of K, V and their scales) and "samples". The
@@ -98,8 +99,9 @@ class Process:
 
 
 class Peer:
-    def __init__(self, name, process, options):
+    def __init__(self, name, process, options, ours):
         self.name, self.process, self.dropout, self.version = name, process, options.dropout, ""
+        self.ours = ours if name == "earlier" else None
         self.failed = set()  # cells whose failure was printed
 
     def visit(self, case):
@@ -111,6 +113,8 @@ class Peer:
             request["samples"] = case.samples
         if self.dropout is not None:
             request["p"] = self.dropout
+        if self.ours:
+            request.update(arguments=self.ours.arguments(case), requests=self.ours.requests(case, {}))
         if case.threads is not None:
             request.update(dtype=case.dtype, mask=cell.mask, threads=case.threads, samples=case.samples)
         self.process.ask(request)
@@ -132,30 +136,42 @@ class Flashjit:
         self.tables = tempfile.TemporaryDirectory()
         self.model = self.target = ""
 
-    def visit(self, case):
+    def arguments(self, case):
+        """Those of the process that measures the case."""
         options, cell = self.options, case.cell
         density = getattr(cell, "density", None)
-        place = (case.threads, cell.batch if cell.mask == "documents" else 0, density)
-        if place not in self.processes:
-            command = [options.flashjit, "bench", "--serve", "--device", options.device, *MASK_OPTIONS]
-            if case.threads is not None:
-                command += ["--num-threads", str(case.threads)]
-            if options.dropout is not None:
-                command += ["--dropout-p", str(options.dropout)]
-            if cell.mask == "decode" and case.threads is None and options.kv_layout == "heads_first":
-                command.append("--heads-first")
-            if options.target:
-                command += ["--target", options.target]
-            if density:
-                command[command.index("--density") + 1] = density
-            if cell.mask == "documents":
-                table = os.path.join(self.tables.name, f"document_{cell.batch}.npy")
+        arguments = ["bench", "--serve", "--device", options.device, *MASK_OPTIONS]
+        if case.threads is not None:
+            arguments += ["--num-threads", str(case.threads)]
+        if options.dropout is not None:
+            arguments += ["--dropout-p", str(options.dropout)]
+        if cell.mask == "decode" and case.threads is None and options.kv_layout == "heads_first":
+            arguments.append("--heads-first")
+        if options.target:
+            arguments += ["--target", options.target]
+        if density:
+            arguments[arguments.index("--density") + 1] = density
+        if cell.mask == "documents":
+            table = os.path.join(self.tables.name, f"document_{cell.batch}.npy")
+            if not os.path.exists(table):
                 cell.write_table(table)
-                command += ["--named", f"document={table}"]
-            self.processes[place] = Process("flashjit", command)
-        process, ms = self.processes[place], 0
-        for spec in cell.specs(self.dtype or case.dtype, options.dropout is not None):
-            process.ask({"spec": spec, "rounds": case.samples, **cell.flashjit_request()})
+            arguments += ["--named", f"document={table}"]
+        return arguments
+
+    def requests(self, case, fields):
+        """Those of the case's launches, whose specs have these fields beside the cell's."""
+        specs = case.cell.specs(self.dtype or case.dtype, self.options.dropout is not None)
+        return [{"spec": {**spec, **fields}, "rounds": case.samples, **case.cell.flashjit_request()} for spec in specs]
+
+    def visit(self, case):
+        options, cell = self.options, case.cell
+        arguments = self.arguments(case)
+        process = self.processes.get(tuple(arguments))
+        if not process:
+            process = self.processes[tuple(arguments)] = Process("flashjit", [options.flashjit, *arguments])
+        ms = 0
+        for request in self.requests(case, options.fields):
+            process.ask(request)
             answer = process.answer()
             if "error" in answer:
                 raise SystemExit(f"{case.name}: flashjit: {answer['error']['message']}")
@@ -331,6 +347,8 @@ def parse(arguments):
                                                     "both sides, fewer of long ones [40; on a CPU 25]")
     parser.add_argument("--kv-layout", choices=["heads_first", "seqlen_first"], default="heads_first",
                         help="of flashjit's K and V in decode on a GPU; the peers' is heads_first [%(default)s]")
+    parser.add_argument("--fields", type=json.loads, default={}, metavar="JSON", help="fields of flashjit's specs beside those of the cells; "
+                        "the peer earlier has none of them")
     parser.add_argument("--dropout", type=float, metavar="P", help="with dropout of that probability on both sides")
     parser.add_argument("--fp16", action="store_true", help="on a GPU measure flashjit in fp16 too, a side more")
     parser.add_argument("--json", metavar="FILE", help="write every visit there; tests/bench/figures --record makes a result of them")
@@ -373,7 +391,7 @@ def main(arguments=None):
 
     process = Process("the peers", [options.python, options.script, "serve"])
     ours = [Flashjit("flashjit", options)] + [Flashjit("fp16", options, "fp16")] * options.fp16
-    peers = [Peer(name, process, options) for name in options.peers]
+    peers = [Peer(name, process, options, ours[0]) for name in options.peers]
     try:
         visits = measure(cases, ours + peers, states, options.rounds, options.minutes)
     finally:

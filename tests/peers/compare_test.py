@@ -497,6 +497,15 @@ for line in sys.stdin:
         self.assertIn("| 1.25 (1.25-1.25) |", done.stdout)
         self.assertIn("1 cells against earlier: geometric mean 1.250, worst 1.250\n", done.stdout)
 
+    def test_fields_beside_those_of_the_cells(self):
+        self.stand_in(BACKWARD_PEERS, BACKWARD_FLASHJIT.replace("else 4.0", 'else 5.0 if spec.get("deterministic") else 4.0'))
+        self.peers = os.path.join(FOLDER, "earlier_build.py")
+        with mock.patch.dict(os.environ, FLASHJIT_EARLIER=self.flashjit):
+            done = self.run_compare("--cells", "backward:128:8192:causal", "--peers", "earlier", "--states", "rest",
+                                    "--fields", '{"deterministic": true}')
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("1 cells against earlier: geometric mean 0.800, worst 0.800\n", done.stdout)
+
     def test_a_peer_that_fails(self):
         done = self.run_compare("--cells", "128:8192:full", "--peers", "broken", "fa2", "--states", "rest")
         self.assertEqual(done.returncode, 0, done.stderr)

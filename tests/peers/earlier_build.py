@@ -1,34 +1,38 @@
 #!/usr/bin/env python3
-"""Serves another build of flashjit as a peer of compare.py, for full and causal cells: a change of a kernel beside the
-kernel before it, in turns in one job.
+"""Serves flashjit as a peer of compare.py, for any cell: another build, as of a kernel before a change, or the same one
+without the fields that --fields adds, in turns in one job.
 
     FLASHJIT_EARLIER=/path/to/the/other/flashjit compare.py earlier_build.py --peers earlier --cells grid
+    compare.py earlier_build.py --peers earlier --fields '{"batch_invariant": true}' --cells grid
 
-compare.py has the protocol. A ratio above 1 means that the build under test is faster than the earlier one.
+compare.py has the protocol. A ratio above 1 means that the build under test, or the spec with the fields, is faster.
+Without FLASHJIT_EARLIER the build is build/release/bin/flashjit.
 """
 import json
 import os
-import subprocess
 import sys
 
-
-def spec_of(request):
-    return {"op": {"fwd": "forward", "bwd": "backward"}[request["modes"][0]], "dtype": "bf16", "head_dim": request["d"],
-            "head_dim_v": request["dv"], "mask": ["causal"] if request["causal"] else [], "lse": True, "dropout": False}
+from compare import Process
 
 
 def main():
-    command = [os.environ["FLASHJIT_EARLIER"], "bench", "--serve", "--device", "cuda:0"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        for line in sys.stdin:
-            request = json.loads(line)
-            shape = {"batch": request["b"], "seqlen_q": request["s"], "seqlen_k": request.get("sk", request["s"]), "num_heads_q": request["hq"], "num_heads_kv": request["hk"]}
-            print(json.dumps({"spec": spec_of(request), "rounds": 40, "shapes": [shape]}), file=process.stdin, flush=True)
-            answer = json.loads(process.stdout.readline())
-            row = {"section": "serve", "peer": request["peers"][0], "mode": request["modes"][0], "version": "earlier build"}
-            row |= {"error": answer["error"]["message"]} if "error" in answer else {"ms": answer["rows"][0]["ms"]}
-            print(json.dumps(row), flush=True)
-        process.stdin.close()
+    flashjit, processes = os.environ.get("FLASHJIT_EARLIER", "build/release/bin/flashjit"), {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        arguments = tuple(request["arguments"])
+        if arguments not in processes:
+            processes[arguments] = Process("the other flashjit", [flashjit, *arguments])
+        row = {"section": "serve", "peer": request["peers"][0], "mode": request["modes"][0], "version": "earlier build", "ms": 0}
+        for launch in request["requests"]:
+            processes[arguments].ask(launch)
+            answer = processes[arguments].answer()
+            if "error" in answer:
+                row["error"] = answer["error"]["message"]
+            else:
+                row["ms"] += answer["rows"][0]["ms"]
+        print(json.dumps(row), flush=True)
+    for process in processes.values():
+        process.close()
 
 
 if __name__ == "__main__":

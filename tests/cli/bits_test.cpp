@@ -29,7 +29,7 @@ TEST(Bits, AreThoseThatBatchInvariantPromises) {
       {R"({"op": "forward", "dtype": "bf16", "head_dim": 24, "varlen": true, )" + causal, prompt, cuts},
       {R"({"op": "forward", "dtype": "bf16", "head_dim": 16, "paged": true, "varlen": true, )" + causal,
        prompt,
-       {"pages of twice the size, in another order"}},
+       {"pages of 32 keys, in another order"}},
       {R"({"op": "forward", "dtype": "bf16", "head_dim": 16, "score": ["softcap"], )" + causal, prompt, cuts},
       {R"({"op": "backward", "dtype": "fp32", "head_dim": 16, )" + causal, prompt, cuts},
       {R"({"op": "backward", "dtype": "bf16", "head_dim": 16, "varlen": true, )" + causal, prompt, cuts},
@@ -125,7 +125,9 @@ TEST(Bits, OfAPrefillAreThoseOfDecodedRows) {
     int rows = 0, changed = 0;
     for (const auto& launch : json["launches"])
       if (launch["launch"] == "the last rows one by one") rows = launch["rows"], changed = launch["changed"];
+    // No row twice; a packed sequence may have fewer.
     EXPECT_GT(rows, 4 * 10) << run.out;
+    EXPECT_LE(rows, 3 * 4 * 10) << run.out;
     EXPECT_EQ(changed > 0, !kind.invariant) << run.out;
   }
   const Outcome full = flashjit(

@@ -284,8 +284,8 @@ Outcome among_random_neighbours(const BitsOptions& options, const std::vector<Pr
       reads_any(spec, {FormulaName::batch}) || info_of(spec.op).writes_gradients)
     throw Error(
         ErrorCode::invalid_argument,
-        "--random takes parts of packed prompts; a forward with \"varlen\": true and the mask causal, "
-        "without dropout, offsets, tables and padding, would work");
+        "--random takes parts of packed prompts; a forward or a decode with \"varlen\": true and the mask "
+        "causal, without dropout, offsets, tables and padding, would work");
   std::mt19937_64 random(options.seed);
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<std::uint64_t>(n)); };
   const std::vector<verify::Sequence> sequences = problems.front()->layout().sequences;
@@ -303,7 +303,7 @@ Outcome among_random_neighbours(const BitsOptions& options, const std::vector<Pr
     if (last.seqlen_q > begin && below(2)) part.end = begin + 1 + below(last.seqlen_q - begin);
     // Cut rows may be more than keys: then the first ones see none.
     if (last.seqlen_k - last.seqlen_q + part.end < 0) part.end = 0;
-    part.workspace = below(2);
+    part.workspace = info_of(spec.op).few_rows || below(2);  // a decode needs one
     const auto pages = static_cast<std::size_t>(below(static_cast<int>(problems.size())));
     in_other_pages += pages > 0;
     Problem& problem = *problems[pages];
@@ -326,16 +326,21 @@ Outcome among_random_neighbours(const BitsOptions& options, const std::vector<Pr
 
 // The same keys in larger pages, where a key's scale does not lie with it.
 std::unique_ptr<Problem> in_other_pages(const AttentionSpec& spec, const BitsOptions& options,
-                                        const Problem& problem, const Shape& shape, const MaskOptions& masks,
+                                        const Problem& problem, const Shape& shape, MaskOptions masks,
                                         int times) {
+  const verify::Layout from = problem.layout();
   Shape larger = shape;
-  larger.page_size *= times;
+  larger.page_size = times * argument_table::page_size_of(shape);
+  // Without lengths of its own a sequence would have all keys of its pages.
+  masks.lengths_k.clear();
+  for (const verify::Sequence& s : from.sequences) {
+    masks.lengths_k.push_back(s.seqlen_k);
+    larger.seqlen_k = std::max(larger.seqlen_k, s.seqlen_k);
+  }
   auto other = std::make_unique<Problem>(spec, Workload::generate(spec, larger, options.seed, masks));
-  const verify::Layout from = problem.layout(), to = other->layout();
-  if (from.sequences.size() != to.sequences.size()) return nullptr;
+  const verify::Layout to = other->layout();
   for (std::size_t i = 0; i < from.sequences.size(); ++i) {
     const verify::Sequence &of = from.sequences[i], &its = to.sequences[i];
-    if (of.seqlen_q != its.seqlen_q || of.seqlen_k != its.seqlen_k) return nullptr;
     for (int head = 0; head < from.heads_q; head += from.heads_q / from.heads_kv)
       for (int key = 0; key < of.seqlen_k; ++key)
         for (const auto& [a, b] : {std::pair{from.k, to.k}, {from.v, to.v}}) {
@@ -382,8 +387,7 @@ std::vector<Outcome> compare_all(const BitsOptions& options, const AttentionSpec
   if (spec.paged && spec.kv_scale != KvScale::token_head)
     for (const int times : {2, 8})
       if (times == 2 || options.random > 0)
-        if (auto other = in_other_pages(spec, options, problem, shape, masks, times))
-          repaged.push_back(std::move(other));
+        repaged.push_back(in_other_pages(spec, options, problem, shape, masks, times));
   problem.work().place(device);
   problem.work().compute_forward(engine);
   problem.launch(engine, spec);
@@ -410,7 +414,9 @@ std::vector<Outcome> compare_all(const BitsOptions& options, const AttentionSpec
   }
   if (!repaged.empty()) {
     repaged.front()->launch(engine, spec);
-    outcomes.push_back(repaged.front()->compare("pages of twice the size, in another order"));
+    const int page_size = 2 * argument_table::page_size_of(shape);
+    outcomes.push_back(
+        repaged.front()->compare("pages of " + std::to_string(page_size) + " keys, in another order"));
   }
   if (options.random > 0) outcomes.push_back(among_random_neighbours(options, in_any_pages, engine, spec));
   if (options.decoded > 0) outcomes.push_back(row_by_row(options.decoded, problem, engine, spec));

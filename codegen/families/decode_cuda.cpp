@@ -15,23 +15,17 @@
 namespace flashjit::mma_decode {
 namespace {
 
-constexpr int invariant_block_n = 16;
-
 // A thread's registers if a multiprocessor holds so many warps: each of its four schedulers has 512.
 int registers_of(int warps) {
   return std::min(512 / ((warps + 3) / 4) / 8 * 8, 255);
 }
 
-// With batch_invariant: two groups, which tiles of any number of rows can have. One where two have no memory
-// or no registers for the smallest tile.
-int invariant_groups(const AttentionSpec& spec, const Target& target) {
-  for (const int num_warps : {4, 8, 12}) {
-    const KernelConfig smallest{16, invariant_block_n, 1, num_warps};
-    const device::CudaDecodeLayout layout = cuda_decode_layout(spec, smallest);
-    if (layout.groups == 2)
-      return layout.end <= target.max_shared_memory() && futility(spec, target, smallest).empty() ? 2 : 1;
-  }
-  return 1;
+bool has_registers_for_32_keys(const AttentionSpec& spec) {
+  return std::max(spec.head_dim, spec.head_dim_v) <= 128;
+}
+
+int invariant_block_n(const AttentionSpec& spec) {
+  return has_registers_for_32_keys(spec) ? 32 : 16;
 }
 
 std::string function_text(const AttentionSpec& spec, const std::string& kernel, int threads, int blocks) {
@@ -73,12 +67,13 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
            std::to_string(layout.consumers);
   }
   if (spec.batch_invariant) {
-    const int groups = invariant_groups(spec, target);
-    if (layout.groups != groups || config.block_n != invariant_block_n)
-      return "batch_invariant fixes the order of sums: blocks of " + std::to_string(invariant_block_n) +
-             " keys, groups of warps that take turns at them: " + std::to_string(groups) + "; block_m " +
+    const int block_n = invariant_block_n(spec), streams = decode_streams(spec);
+    if (config.block_n != block_n || streams % layout.groups != 0)
+      return "batch_invariant fixes the order of sums: blocks of " + std::to_string(block_n) +
+             " keys, which groups of warps take from " + std::to_string(streams) + " streams; block_m " +
              std::to_string(config.block_m) + ", block_n " + std::to_string(config.block_n) +
-             " and num_warps " + std::to_string(config.num_warps) + " make " + std::to_string(layout.groups);
+             " and num_warps " + std::to_string(config.num_warps) +
+             " make groups: " + std::to_string(layout.groups);
   }
   return too_much_shared_memory(config, {"block_m", "block_n", "num_stages", "num_warps"}, layout.end,
                                 target);
@@ -110,7 +105,7 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
     return "a thread would hold " + std::to_string(held) + " numbers and have " + std::to_string(registers) +
            " registers; too few are left for everything else";
   }
-  if (config.block_n == 32 && std::max(spec.head_dim, spec.head_dim_v) > 128)
+  if (config.block_n == 32 && !has_registers_for_32_keys(spec))
     return "with blocks of 32 keys and a head dimension above 128 the compiler runs out of registers";
   return {};
 }
@@ -147,7 +142,8 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
                                         : half_blocks   ? std::span<const Rest>(small_pages)
                                                         : std::span<const Rest>(few_rows);
     for (const Rest& rest : rests) {
-      const KernelConfig config{block_m, rest.block_n, rest.num_stages, rest.num_warps};
+      const int block_n = spec.batch_invariant ? invariant_block_n(spec) : rest.block_n;
+      const KernelConfig config{block_m, block_n, rest.num_stages, rest.num_warps};
       if (misfit(spec, target, config).empty() && futility(spec, target, config).empty()) return config;
     }
   }

@@ -7,6 +7,7 @@
 #include "codegen/spec/config.hpp"
 #include "codegen/spec/spec.hpp"
 #include "shared/decode_cuda_layout.h"
+#include "shared/decode_cuda_params.h"
 
 namespace flashjit {
 
@@ -60,6 +61,9 @@ inline bool decodes_by_forward(const AttentionSpec& spec, const Target& target, 
 inline device::LayoutKeys decode_keys(const AttentionSpec& spec) {
   return {spec.kv_dtype.has_value(), spec.kv_dtype && spec.kv_scale == KvScale::token_head, spec.v_in_k,
           spec.kv_dtype == DType::fp8_ds_mla ? ds_mla_bytes : 0};
+}
+inline int decode_streams(const AttentionSpec& spec) {
+  return device::decode_streams(spec.head_dim_v, spec.kv_dtype.has_value());
 }
 inline device::CudaDecodeLayout cuda_decode_layout(const AttentionSpec& spec, const KernelConfig& config) {
   return {spec.head_dim,     spec.head_dim_v,  config.block_m,   config.block_n,

@@ -161,8 +161,8 @@ struct Decode {
       const std::int64_t tiles =
           std::int64_t{device::ceil_div(std::max(shape.seqlen_q, 1), tile_positions)} * heads_kv * head_tiles;
       constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
-      const int unit_keys =
-          kernel.spec.batch_invariant ? device::fixed_part_keys : config.block_n * layout.groups;
+      const bool fixed_parts = kernel.spec.batch_invariant;
+      const int unit_keys = fixed_parts ? device::fixed_part_keys : config.block_n * layout.groups;
       const std::int64_t units_of_tile = shape.seqlen_k / unit_keys + 2;  // at most
       if (const auto units = product_of({shape.batch, tiles, units_of_tile}); !units || *units > most)
         refuse_argument("batch ", shape.batch, " x ", tiles, " tiles of ", config.block_m, " query rows x ",
@@ -177,7 +177,8 @@ struct Decode {
       blocks = static_cast<unsigned>(kernel.parallelism *
                                      layout.resident_blocks(kernel.target.max_shared_memory()));
       std::size_t rows = std::size_t{2} * blocks * static_cast<std::size_t>(config.block_m);
-      if (kernel.spec.batch_invariant) {
+      std::size_t rounds = 1;
+      if (fixed_parts) {
         const auto needed = product_of({shape.batch, most_tiles, most_parts, tile_heads * tile_positions});
         constexpr std::int64_t most_rows_of_parts = std::int64_t{1} << 40;
         if (!needed || *needed > most_rows_of_parts)
@@ -185,10 +186,11 @@ struct Decode {
                           " parts of keys: with batch_invariant a launch has at most ", most_rows_of_parts,
                           " rows of parts; split the batch");
         rows = static_cast<std::size_t>(*needed);
+        rounds = static_cast<std::size_t>(decode_streams(kernel.spec) / layout.groups);
       }
       const auto after = [](std::size_t begin, std::size_t size) { return (begin + size + 255) / 256 * 256; };
       parts_state = after(0, rows * static_cast<std::size_t>(kernel.spec.head_dim_v) * sizeof(float));
-      bytes = parts_state + rows * 2 * sizeof(float);
+      bytes = parts_state + rows * rounds * 2 * sizeof(float);
     }
   };
 
@@ -202,7 +204,7 @@ struct Decode {
         std::ranges::all_of(spec.mask, [](const Mask& mask) {
           return std::holds_alternative<CausalMask>(mask) || std::holds_alternative<SlidingWindowMask>(mask);
         });
-    if (!alike || spec.batch_invariant) return 0;
+    if (!alike) return 0;
     const auto tiles = static_cast<unsigned>(params.batch * plan.most_tiles);
     const unsigned tiles_of_block = (tiles - 1) / plan.blocks + 1, blocks = tiles / tiles_of_block;
     constexpr unsigned idle = 32;  // at most one multiprocessor of so many

@@ -36,9 +36,12 @@ struct Decode {
                                            Config::num_stages,
                                            Config::num_warps,
                                            {quantised, own_scales, Spec::v_in_k}};
-  static constexpr int step_keys = block_n * layout.groups;
+  static constexpr int streams =
+      Spec::batch_invariant ? decode_streams(Spec::head_dim_v, quantised) : layout.groups;
+  static_assert(streams % layout.groups == 0);
+  static constexpr int step_keys = block_n * streams;
   static constexpr int key_columns = Spec::head_dim;  // as they are stored
-  using Entry = DecodeEntry<Spec, step_keys>;
+  using Entry = DecodeEntry<Spec, step_keys, streams / layout.groups>;
   using Producer = DecodeProducer<Decode>;
   using Shared = DecodeShared<Decode>;
   using Sums = DecodeSums<Decode>;
@@ -96,11 +99,15 @@ struct Decode {
         const DecodeTile tile(p_, entry, segment.tile);
         if constexpr (quantised) begin_quantised(tile, shared_.q(count % 2));
         begin_rows(tile, count);
-        add_keys(entry, tile, segment);
-        if (!q_in_registers) release(shared_.q_empty(count % 2));
-        Sums(p_, shared_).write(entry, tile, segment, message.batch, [&](int first, u32 rows) {
-          give_sums(first, rows);
-        });
+        const auto add = [&](const DecodeRound& round) {
+          add_keys(entry, tile, round);
+          if (!q_in_registers && round.last) release(shared_.q_empty(count % 2));
+          Sums(p_, shared_).write(entry, tile, segment, round, message.batch, [&](int first, u32 rows) {
+            give_sums(first, rows);
+          });
+          if (Entry::fixed_parts && !round.last) begin_sums();
+        };
+        Entry::each_round(segment, add);
       }
     }
 
@@ -125,13 +132,7 @@ struct Decode {
         for (int half = 0; half < 2; ++half)
           position_[i][half] =
               tile.first_position + static_cast<int>(row_of(i, half) * p_.heads_inverse >> 16);
-      softmax_.reset();
-#pragma unroll
-      for (int i = 0; i < m_tiles; ++i)
-#pragma unroll
-        for (int c = 0; c < o_tiles; ++c)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) o_[i][c][e] = 0;
+      begin_sums();
       q_address_ =
           shared_.q(count % 2) + row_warp_ * m_tiles * 16 * QTile::row_bytes + QTile::lane_offset(lane_);
       if constexpr (q_in_registers) {
@@ -139,6 +140,16 @@ struct Decode {
         for (int step = 0; step < k_steps; ++step) load_q(q_[step], step);
         release(shared_.q_empty(count % 2));
       }
+    }
+    FLASHJIT_FN void begin_sums() {
+      softmax_.reset();
+#pragma unroll
+      for (int i = 0; i < m_tiles; ++i)
+#pragma unroll
+        for (int c = 0; c < o_tiles; ++c)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) o_[i][c][e] = 0;
+      if constexpr (quantised) this->units.reset();
     }
     FLASHJIT_FN void load_q(u32 (&q)[m_tiles][4], int step) const {
 #pragma unroll
@@ -155,20 +166,19 @@ struct Decode {
         for (int half = 0; half < 2; ++half)
           this->score_factor[i][half] =
               Products::converts_q ? scale * Products::inverse(shared_.inverse(row_of(i, half))) : scale;
-      this->units.reset();
     }
-    FLASHJIT_FN void add_keys(const Entry& entry, const DecodeTile& tile, const DecodeSegment& segment) {
+    FLASHJIT_FN void add_keys(const Entry& entry, const DecodeTile& tile, const DecodeRound& round) {
       Mask mask(p_, entry.problem);
       see_heads(mask, {tile.first_head, tile.first_head + tile.heads});
       Problem problem = entry.problem;
       problem.head_q = tile.first_head;
       const Score score(p_, problem);
       const Span positions = {tile.first_position, tile.first_position + tile.positions};
-      const int steps = entry.steps(segment.begin, segment.end);
+      const int steps = entry.steps(round);
       for (int i = 0; i < steps; ++i) {
         const int slot = stage_ * layout.groups + group_;
         Block block;
-        block.index = entry.step(segment.begin, i) * layout.groups + group_;
+        block.index = entry.step(round, i) * layout.groups + group_;
         const Span keys = block_span(block.index, block_n);
         block.whole = mask.whole(positions, keys);
         block.found = not_found;

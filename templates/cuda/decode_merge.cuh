@@ -8,7 +8,7 @@ namespace flashjit::device {
 
 // Merges the parts of tiles. Where the first kernel has fewer blocks than there may be tiles, block x of the
 // grid merges the tile that block x of the first kernel began and a later one ended. Else, and with
-// batch_invariant, it merges tile x % most_tiles of batch entry x / most_tiles.
+// batch_invariant, it merges tile x % most_tiles of batch entry x / most_tiles, if several blocks have it.
 //
 // A team of threads reads a row's columns, or some of them, four each. Several teams, the members, share the
 // parts of a row and meet in shared memory.
@@ -16,13 +16,13 @@ template <class D>
 struct DecodeMerge {
   using Spec = typename D::Spec;
   using Entry = typename D::Entry;
-  using Row = MergedRow<fp32, Entry::fixed_parts ? 1 : 2, FreshParts>;
+  using Row = MergedRow<fp32, Entry::fixed_parts ? 4 : 2, FreshParts, Entry::fixed_parts>;
   static constexpr int columns = decode_merge_columns(Spec::head_dim_v, Entry::fixed_parts);
   static constexpr int column_parts = Spec::head_dim_v / columns;
   static constexpr int threads = decode_merge_threads, team_threads = columns / Row::columns;
   static constexpr int teams = threads / team_threads;
-  // With batch_invariant a part's number alone says which member takes it.
-  static constexpr int most_members = teams < 2 ? 1 : teams < 4 ? 2 : Entry::fixed_parts || teams < 8 ? 4 : 8;
+  // With batch_invariant each has a lane.
+  static constexpr int most_members = decode_merge_members(columns);
   static_assert(teams >= most_members);
 
   // A tile, and its parts [begin, end).
@@ -60,9 +60,7 @@ struct DecodeMerge {
 #pragma unroll 1
       for (int other = 1; other < members; ++other)
         merged.add(take(shared, tid_x() + static_cast<u32>(other * team_threads)));
-      merged.sum = D::Softmax::checked(merged.sum, merged.maximum);
-      if constexpr (D::Sinks::exist) merged.add_logit(D::Sinks::log2(p, tile.first_head + head));
-      const float lse = merged.normalize();
+      const float lse = D::Sums::finish(p, merged, tile.first_head + head);
       const auto offset = [&](const TensorView& t) {
         return entry.problem.q_offset(t) + (tile.first_position + position) * t.row_stride +
                (tile.first_head + head) * t.head_stride;
@@ -81,7 +79,11 @@ struct DecodeMerge {
       to.add_parts(
           begin + ((member - begin) & (members - 1)), end, members,
           [&](int part) { return p.parts_o + place(part) * Spec::head_dim_v + column; },
-          [&](int part) { return p.parts_state + 2 * place(part); });
+          [&](int part) {
+            const i64 row_of_state =
+                ((slot(p, work, part) + 1) * Entry::rounds - 1) * p.tile_rows() + row;  // of the last round
+            return p.parts_state + 2 * row_of_state;
+          });
     };
     if constexpr (Entry::fixed_parts) {
       const KeyUnits& units = entry.units;
@@ -117,29 +119,24 @@ struct DecodeMerge {
 
   // Needs no results of the first kernel.
   FLASHJIT_FN static Work work_of(const CudaDecodeParams& p, u32 x) {
-    if constexpr (Entry::fixed_parts) {
+    const DecodeUnits<Spec, Entry> units(p, static_cast<int>(tid_x() % 32));
+    const EqualShares shares(units.total(), static_cast<u32>(p.blocks), D::Producer::least_units);
+    if (Entry::fixed_parts || p.batch * p.most_tiles <= p.blocks) {
       const int batch = static_cast<int>(x) / p.most_tiles, tile = static_cast<int>(x) % p.most_tiles;
       const Entry entry(p, batch);
-      if (tile >= entry.tiles || entry.units.count < 2) return {};
+      if (tile >= entry.tiles) return {};
+      const u32 begin = units.before(batch) + static_cast<u32>(tile * entry.tile_units());
+      const Work work = parts_of(shares, batch, tile, begin, begin + static_cast<u32>(entry.tile_units()));
+      if (!Entry::fixed_parts || work.end < 2) return work;
       return {batch, tile, entry.units.at(0), entry.units.at(entry.units.count - 1) + 1};
-    } else {
-      const DecodeUnits<Spec, Entry> units(p, static_cast<int>(tid_x() % 32));
-      const EqualShares shares(units.total(), static_cast<u32>(p.blocks), D::Producer::least_units);
-      if (p.batch * p.most_tiles <= p.blocks) {
-        const int batch = static_cast<int>(x) / p.most_tiles, tile = static_cast<int>(x) % p.most_tiles;
-        const Entry entry(p, batch);
-        if (tile >= entry.tiles) return {};
-        const u32 begin = units.before(batch) + static_cast<u32>(tile * entry.tile_units());
-        return parts_of(shares, batch, tile, begin, begin + static_cast<u32>(entry.tile_units()));
-      }
-      if (x + 1 >= shares.used) return {};
-      const u32 last = shares.begin(x + 1) - 1;  // unit of block x
-      const UnitPlace place = units.find(last);
-      const int tile_units = Entry(p, place.batch).tile_units(), tile = place.skipped / tile_units;
-      const u32 begin = last - static_cast<u32>(place.skipped - tile * tile_units), end = begin + tile_units;
-      if (end == last + 1 || begin < shares.begin(x)) return {};
-      return parts_of(shares, place.batch, tile, begin, end);
     }
+    if (x + 1 >= shares.used) return {};
+    const u32 last = shares.begin(x + 1) - 1;  // unit of block x
+    const UnitPlace place = units.find(last);
+    const int tile_units = Entry(p, place.batch).tile_units(), tile = place.skipped / tile_units;
+    const u32 begin = last - static_cast<u32>(place.skipped - tile * tile_units), end = begin + tile_units;
+    if (end == last + 1 || begin < shares.begin(x)) return {};
+    return parts_of(shares, place.batch, tile, begin, end);
   }
   // A tile of units [begin, end).
   FLASHJIT_FN static Work parts_of(const EqualShares& shares, int batch, int tile, u32 begin, u32 end) {

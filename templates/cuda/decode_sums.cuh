@@ -68,6 +68,7 @@ class DecodeSums {
   static constexpr CudaDecodeLayout layout = Kernel::layout;
   static constexpr bool quantised = is_quantised<typename Kernel::KvElement>, own_scales = Kernel::own_scales;
   static constexpr int named_barrier = 1;
+  using Row = MergedRow<fp32, 1, FreshParts>;
 
  public:
   static constexpr int free_barrier = 2;  // the first named barrier that nobody has
@@ -84,39 +85,138 @@ class DecodeSums {
   // Writes a tile's output, or a part of it. give(first, rows): a group leaves its columns from `first` on,
   // layout.exchange_columns of them, and its softmax's state if `first` is 0.
   template <class Give>
-  FLASHJIT_FN void write(const Entry& entry, const DecodeTile& tile, const DecodeSegment& segment, int batch,
-                         const Give& give) const {
-    if (segment.starts && segment.finishes)
+  FLASHJIT_FN void write(const Entry& entry, const DecodeTile& tile, const DecodeSegment& segment,
+                         [[maybe_unused]] const DecodeRound& round, int batch, const Give& give) const {
+    if constexpr (Entry::fixed_parts)
+      exchange(tile, give,
+               [&](int first, u32 rows) { add_round(entry, tile, segment, round, batch, first, rows); });
+    else if (segment.starts && segment.finishes)
       merge_groups<true>(tile, give, [&](u32 row, int column, const float(&o)[4], float lse) {
         write(entry.problem, tile, row, column, o, lse);
       });
     else
       merge_groups<false>(tile, give,
-                          [&, slot = slot_of(entry, segment, batch)](u32 row, int column, const float(&o)[4],
-                                                                     const PartState& state) {
+                          [&, slot = 2 * i64{ctaid_x()} + segment.starts](
+                              u32 row, int column, const float(&o)[4], const PartState& state) {
                             write_part(slot, row, column, o, state);
                           });
   }
 
+  // Adds what there is beside the row's keys, and normalises its output. Returns its lse.
+  template <class Merged>
+  FLASHJIT_FN static float finish(const CudaDecodeParams& p, Merged& row, int head) {
+    row.sum = Softmax::checked(row.sum, row.maximum);
+    if constexpr (Sinks::exist) row.add_logit(Sinks::log2(p, head));
+    return row.normalize();
+  }
+
  private:
-  // Merges all groups' sums. If they are over all keys, `is_row`, it calls write(row of the tile, column,
-  // output, lse), else write(row of the tile, column, sums, their state).
-  template <bool is_row, class Give, class Write>
-  FLASHJIT_FN void merge_groups(const DecodeTile& tile, const Give& give, const Write& write) const {
+  // Passes the groups' sums through shared memory: take(first, rows) for columns from `first` on.
+  template <class Give, class Take>
+  FLASHJIT_FN void exchange(const DecodeTile& tile, const Give& give, const Take& take) const {
     const u32 rows = static_cast<u32>(tile.positions * p_.tile_heads);
 #pragma unroll
     for (int first = 0; first < Spec::head_dim_v; first += layout.exchange_columns) {
       sync_consumers();  // the columns before these have been read
       give(first, rows);
       sync_consumers();
-      take_sums<is_row>(tile, first, rows, write);
+      take(first, rows);
     }
+  }
+  FLASHJIT_FN static u32 vectors_of(int first) {
+    return static_cast<u32>(min(layout.exchange_columns, Spec::head_dim_v - first)) / 4;
+  }
+
+  // With batch_invariant. Adds the groups' sums, which are of a round's streams, one by one to those of the
+  // part's rounds before. After the last round it adds the part to its lane, or leaves it to the second
+  // kernel.
+  FLASHJIT_FN void add_round(const Entry& entry, const DecodeTile& tile, const DecodeSegment& segment,
+                             const DecodeRound& round, int batch, int first, u32 rows) const {
+    constexpr int lanes = decode_lanes(Spec::head_dim_v), last_round = Entry::rounds - 1;
+    const KeyUnits& units = entry.units;
+    const bool to_lane = segment.starts && segment.finishes && round.round == last_round;
+    const int part = units.at(round.begin), lane = part % lanes;
+    const int before = to_lane ? units.last(part - 1, lane, lanes) : -1;
+    const i64 tile_slot = p_.fixed_slot(batch, segment.tile, 0);
+    const u32 vectors = vectors_of(first);
+#pragma unroll 1
+    for (u32 i = tid_x(); i < rows * vectors; i += layout.consumers * 32) {
+      const u32 row = i / vectors, exchanged = i % vectors * 4;
+      const int column = first + static_cast<int>(exchanged);
+      const auto sums_at = [&](int slot) {
+        return p_.parts_o + ((tile_slot + slot) * p_.tile_rows() + row) * Spec::head_dim_v + column;
+      };
+      const auto state_at = [&](int slot, int of_round) {
+        return p_.parts_state + (((tile_slot + slot) * Entry::rounds + of_round) * p_.tile_rows() + row) * 2;
+      };
+      const auto load = [&](int sums_slot, int state_slot, int of_round) {
+        const PartState state = FreshParts::load(state_at(state_slot, of_round));
+        u32 words[4];
+        FreshParts::load(words, sums_at(sums_slot));
+        return row_of(words, 1, state.maximum, state.sum);
+      };
+      const auto store = [&](const Row& sums, int slot) {
+        store_columns(sums_at(slot), sums.o);
+        const u32 words[2] = {__float_as_uint(sums.maximum), __float_as_uint(sums.sum)};
+        if (column == 0) st_global_v2(state_at(part, round.round), words);
+      };
+      Row sums, in_lane;
+      if (before >= 0) in_lane = load(lane, before, last_round);
+      if (round.round > 0) sums = load(part, part, round.round - 1);
+#pragma unroll
+      for (int g = 0; g < layout.groups; ++g) sums.add(group_sums(tile, g, row, exchanged));
+      if (!to_lane) {
+        store(sums, part);
+        continue;
+      }
+      in_lane.add(sums);
+      if (!round.last) {
+        store(in_lane, lane);
+        continue;
+      }
+      Row all;
+#pragma unroll 1
+      for (int l = 0; l < lanes; ++l) {
+        const int last = units.last(part, l, lanes);
+        if (last >= 0) all.add(l == lane ? in_lane : load(l, last, last_round));
+      }
+      const int head = static_cast<int>(row) - static_cast<int>(row * p_.heads_inverse >> 16) * p_.tile_heads;
+      // Rows beyond the last head are not written.
+      const float lse = finish(p_, all, tile.first_head + min(head, tile.heads - 1));
+      write(entry.problem, tile, row, column, all.o, lse);
+    }
+  }
+  FLASHJIT_FN Row group_sums(const DecodeTile& tile, int group, u32 row, u32 exchanged) const {
+    int state[2];
+    ld_shared_v2(state[0], state[1], shared_.state(group, row));
+    const float reference = __uint_as_float(static_cast<u32>(state[0]));
+    u32 words[4];
+    ld_shared_v4(words, shared_.sums(group, row) + exchanged * 4);
+    float scale = 1;
+    if constexpr (quantised) scale = scale_of(with_kv_scales(p_).v_scale, tile);
+    return row_of(words, scale, reference > Softmax::lowest ? reference : minus_infinity,
+                  __uint_as_float(static_cast<u32>(state[1])));
+  }
+  FLASHJIT_FN static Row row_of(const u32 (&words)[4], float scale, float maximum, float sum) {
+    Row row;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) row.o[e] = __uint_as_float(words[e]) * scale;
+    row.maximum = maximum;
+    row.sum = sum;
+    return row;
+  }
+
+  // Merges all groups' sums. If they are over all keys, `is_row`, it calls write(row of the tile, column,
+  // output, lse), else write(row of the tile, column, sums, their state).
+  template <bool is_row, class Give, class Write>
+  FLASHJIT_FN void merge_groups(const DecodeTile& tile, const Give& give, const Write& write) const {
+    exchange(tile, give, [&](int first, u32 rows) { take_sums<is_row>(tile, first, rows, write); });
   }
 
   template <bool is_row, class Write>
   FLASHJIT_FN void take_sums([[maybe_unused]] const DecodeTile& tile, int first, u32 rows,
                              const Write& write) const {
-    const u32 vectors = static_cast<u32>(min(layout.exchange_columns, Spec::head_dim_v - first)) / 4;
+    const u32 vectors = vectors_of(first);
 #pragma unroll 1
     for (u32 i = tid_x(); i < rows * vectors; i += layout.consumers * 32) {
       const u32 row = i / vectors, column = i % vectors * 4;
@@ -175,11 +275,6 @@ class DecodeSums {
     };
     store_columns(static_cast<OElement*>(p_.o.data) + offset(p_.o) + column, o);
     if (Spec::lse && column == 0) static_cast<float*>(p_.lse.data)[offset(p_.lse)] = lse;
-  }
-  FLASHJIT_FN i64 slot_of(const Entry& entry, const DecodeSegment& segment, int batch) const {
-    if constexpr (Entry::fixed_parts)
-      return p_.fixed_slot(batch, segment.tile, entry.units.at(segment.begin));
-    return 2 * i64{ctaid_x()} + segment.starts;
   }
   FLASHJIT_FN void write_part(i64 slot, u32 row, int column, const float (&o)[4],
                               const PartState& state) const {

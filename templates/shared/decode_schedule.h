@@ -5,7 +5,9 @@
 //
 // A unit is one step of the kernel through its keys. With batch_invariant it is a part of fixed_part_keys
 // keys, which begins at a multiple of that, and each unit is a part of its own. So parts and their order are
-// the same whatever else is in the batch.
+// the same whatever else is in the batch. A row's parts are added up in lanes: part i in lane i modulo
+// decode_lanes(), lanes at last. This is a block's work for a tile of which it has all parts, else the second
+// kernel's.
 #pragma once
 
 #include "shared/decode_cuda_params.h"
@@ -21,6 +23,14 @@ struct KeyUnits {
   int gap_begin, gap;  // units from gap_begin on lie `gap` further on
 
   FLASHJIT_FN int at(int i) const { return first + i < gap_begin ? first + i : first + i + gap; }
+  // Of the units that are, modulo `lanes`, `lane`, the last one up to `bound`, itself no unit of the gap; -1
+  // without any. lanes: a power of two.
+  FLASHJIT_FN int last(int bound, int lane, int lanes) const {
+    const auto up_to = [&](int unit) { return unit - ((unit - lane) & (lanes - 1)); };
+    int unit = up_to(bound);
+    if (unit >= gap_begin && unit < gap_begin + gap) unit = up_to(gap_begin - 1);
+    return unit < first ? -1 : unit;
+  }
 };
 
 FLASHJIT_FN KeyUnits key_units(Span hull, Span gap, int unit_keys) {
@@ -31,13 +41,29 @@ FLASHJIT_FN KeyUnits key_units(Span hull, Span gap, int unit_keys) {
   return {first, end - first - skipped, gap_begin, skipped};
 }
 
-// The work of one batch entry. Spec is the kernel's: its Mask, varlen and batch_invariant count.
-template <class Spec, int step_keys>
+// A block's part of one tile: units [begin, end).
+struct DecodeSegment {
+  int tile;
+  int begin, end;
+  bool starts, finishes;  // the tile
+};
+
+// What is added up at once: the units of a segment, or with batch_invariant one round of one of them.
+struct DecodeRound {
+  int begin, end;
+  int round = 0;
+  bool last = true;  // of the segment
+};
+
+// The work of one batch entry. Spec is the kernel's: its Mask, varlen and batch_invariant count. A fixed part
+// is walked through `rounds` times, each time through other blocks of each step.
+template <class Spec, int step_keys, int rounds_ = 1>
 struct DecodeEntry {
+  static constexpr int rounds = rounds_;
   static constexpr bool fixed_parts = Spec::batch_invariant;
   static constexpr int unit_keys = fixed_parts ? fixed_part_keys : step_keys;
   static constexpr int unit_steps = unit_keys / step_keys;
-  static_assert(unit_keys % step_keys == 0);
+  static_assert(unit_keys % step_keys == 0 && (fixed_parts || rounds == 1));
   // A tile costs as much as so many units beyond its own: its rows come and go.
   static constexpr int tile_cost = fixed_parts ? 0 : 1;
 
@@ -64,13 +90,28 @@ struct DecodeEntry {
   FLASHJIT_FN int tile_units() const { return max(units.count + tile_cost, 1); }
   FLASHJIT_FN int all_units() const { return tiles * tile_units(); }
 
-  // The steps of units [begin, end) that have keys: steps() of them, the i-th at step().
-  FLASHJIT_FN int steps(int begin, int end) const {
-    if (!fixed_parts || begin == end) return end - begin;
-    return last_step(begin) - first_step(begin);
+  // Calls each(DecodeRound) for a segment; once if it has no units.
+  template <class Each>
+  FLASHJIT_FN static void each_round(const DecodeSegment& segment, const Each& each) {
+    if constexpr (!fixed_parts) {
+      each(DecodeRound{segment.begin, segment.end});
+    } else {
+      const int last = max(segment.end - 1, segment.begin);
+#pragma unroll 1
+      for (int unit = segment.begin; unit <= last; ++unit)
+#pragma unroll 1
+        for (int round = 0; round < rounds; ++round)
+          each(DecodeRound{unit, min(unit + 1, segment.end), round, unit == last && round == rounds - 1});
+    }
   }
-  FLASHJIT_FN int step(int begin, int i) const {
-    return fixed_parts ? first_step(begin) + i : units.at(begin + i);
+  // The steps of a round that have keys: steps() of them, the i-th at step(), in a sequence of all rounds of
+  // all steps.
+  FLASHJIT_FN int steps(const DecodeRound& of) const {
+    if (!fixed_parts || of.begin == of.end) return of.end - of.begin;
+    return last_step(of.begin) - first_step(of.begin);
+  }
+  FLASHJIT_FN int step(const DecodeRound& of, int i) const {
+    return fixed_parts ? (first_step(of.begin) + i) * rounds + of.round : units.at(of.begin + i);
   }
 
  private:
@@ -101,13 +142,6 @@ struct DecodeTile {
   }
 };
 
-// A block's part of one tile: units [begin, end).
-struct DecodeSegment {
-  int tile;
-  int begin, end;
-  bool starts, finishes;  // the tile
-};
-
 // A block's walk through `left` units from a place on.
 template <class Entry>
 class DecodeWalk {
@@ -131,8 +165,7 @@ class DecodeWalk {
       tile_ = 0;
     }
     const int units = entry_.tile_units();
-    const int most = Entry::fixed_parts ? 1 : units - unit_;
-    const int take = min(most, left_);
+    const int take = min(units - unit_, left_);
     segment.tile = tile_;
     segment.begin = max(unit_ - Entry::tile_cost, 0);
     segment.end = min(max(unit_ + take - Entry::tile_cost, 0), entry_.units.count);

@@ -42,7 +42,7 @@ TEST_F(DecodeOnGpu, Formulas) {
   for (const auto& [rows, keys] : {std::pair{1, 300}, {9, 4}}) {
     const Case c{.batch = 2, .heads_q = 6, .heads_kv = 2, .seqlen_q = rows, .seqlen_k = keys, .seed = ++seed};
     expect<WithFormulaSpec<Spec, FormulaParams, true>, ConfigOf<16, 16, 2, 4>>(c, {});
-    expect<Invariant<WithFormulaSpec<Paged, FormulaParams, false>>, ConfigOf<16, 16, 1, 4>>(c, {});
+    expect<Invariant<WithFormulaSpec<Paged, FormulaParams, false>>, ConfigOf<16, 32, 1, 4>>(c, {});
     expect<WithFormulaSpec<Paged, FormulaParams, true>, ConfigOf<32, 32, 1, 8>>(c, {});
   }
 }
@@ -84,7 +84,7 @@ TEST_F(DecodeOnGpu, SumsOfFarScores) {
   using Eight =
       WithKv<SpecOf<Bf16, 32, 16, false, false, BottomRight>, device::int8, device::KvScale::token_head>;
   expect_far(Spec(), ConfigOf<16, 16, 2, 4>(), 7);
-  expect_far(Invariant<Spec>(), ConfigOf<16, 16, 2, 4>(), 4);
+  expect_far(Invariant<Spec>(), ConfigOf<16, 32, 2, 4>(), 4);
   expect_far(Eight(), ConfigOf<16, 32, 2, 8>(), 6);
 }
 
@@ -95,11 +95,11 @@ TEST_F(DecodeOnGpu, SharesOfFarKeys) {
   using Spec = SpecOf<Bf16, 16, 16, false, false>;
   expect<WithFarKeys<Spec, FormulaParams, false>, ConfigOf<16, 16, 2, 8>>(c, {}, 7);
   expect<WithFarKeys<Spec, FormulaParams, true>, ConfigOf<16, 16, 2, 4>>(c, {}, 1);
-  expect<Invariant<WithFarKeys<Spec, FormulaParams, true>>, ConfigOf<16, 16, 2, 4>>(c, {}, 5);
+  expect<Invariant<WithFarKeys<Spec, FormulaParams, true>>, ConfigOf<16, 32, 2, 4>>(c, {}, 5);
 }
 
 // One step is enough if each block takes as many whole tiles as the others, and all tiles have equally many
-// keys: not by lengths that only the device knows, with a mask of each batch entry, or parts at fixed keys.
+// keys: not by lengths that only the device knows, or with a mask of each batch entry.
 TEST_F(DecodeOnGpu, WholeTiles) {
   using Spec = SpecOf<Bf16, 24, 24, false, false, BottomRight>;
   using Config = ConfigOf<16, 32, 2, 8>;
@@ -119,7 +119,10 @@ TEST_F(DecodeOnGpu, WholeTiles) {
   EXPECT_EQ(steps_with(2), 1u);
   EXPECT_EQ(steps_with(5), 2u);
   EXPECT_EQ(steps_with(7), 2u);
-  expect_always<Invariant<Spec>, ConfigOf<16, 16, 2, 4>>(c, {CausalMask{}}, 2);
+  c.seqlen_k = 1100;
+  expect_always<Invariant<Spec>, Config>(c, {CausalMask{}}, 2);
+  EXPECT_EQ(steps, 1u);
+  expect_always<Invariant<Spec>, Config>(c, {CausalMask{}}, 5);
   EXPECT_EQ(steps, 2u);
   c.seqlen_k = 0;
   EXPECT_EQ(steps_with(6), 1u);
@@ -232,10 +235,10 @@ TEST_F(DecodeOnGpu, FixedParts) {
                .lengths_k = {0, 1600, 512, 700},
                .seed = 601};
   using Spec = Invariant<SpecOf<Bf16, 16, 16, true, false, BottomRight>>;
-  expect<Spec, ConfigOf<16, 16, 2, 4>>(c, {CausalMask{}}, 1);
-  expect<Spec, ConfigOf<16, 16, 2, 4>>(c, {CausalMask{}}, 30);
-  expect<Spec, ConfigOf<64, 16, 1, 8>>(c, {CausalMask{}});
-  expect<Invariant<SpecOf<Fp16, 16, 16, false, true, WindowWithSinks>>, ConfigOf<32, 16, 2, 4>>(
+  expect<Spec, ConfigOf<16, 32, 2, 4>>(c, {CausalMask{}}, 1);
+  expect<Spec, ConfigOf<16, 32, 2, 8>>(c, {CausalMask{}}, 30);
+  expect<Spec, ConfigOf<64, 32, 1, 8>>(c, {CausalMask{}});
+  expect<Invariant<SpecOf<Fp16, 16, 16, false, true, WindowWithSinks>>, ConfigOf<32, 32, 1, 8>>(
       {.heads_q = 6,
        .heads_kv = 2,
        .seqlen_k = 1600,
@@ -245,50 +248,21 @@ TEST_F(DecodeOnGpu, FixedParts) {
       {SlidingWindowMask{bottom_right, true}});
 }
 
-// A row alone, and among other rows and sequences, on other grids and in other tiles.
-TEST_F(DecodeOnGpu, FixedPartsGiveTheSameBits) {
-  using Spec = Invariant<WithFloatOutput<SpecOf<Bf16, 16, 16, true, false, Window>>>;
-  const std::vector<Mask> masks = {SlidingWindowMask{}};
-  std::vector<std::byte> expected;
-  const auto compare = [&](auto config, Case given, int multiprocessors) {
-    if (!expected.empty() && !has_turn()) return;
-    given.heads_q = 6;
-    given.heads_kv = 1;
-    given.seqlen_k = 3200;
-    Workload workload(host, with_spec<Spec>(given, masks));
-    std::vector<std::uint64_t> names;
-    int entry = 0;
-    for (int b = 0; b < given.batch; ++b) {
-      const int length = given.lengths_k[static_cast<std::size_t>(b)];
-      const bool it = length > 3000;
-      if (it) entry = b;
-      names.push_back(it ? 1000 : static_cast<std::uint64_t>(b));
-    }
-    fill_by_position(workload, names);
-    // The row at position 3100.
-    const int row = 3100 - (given.lengths_k[static_cast<std::size_t>(entry)] - given.seqlen_q);
-    AttentionArgs args = workload.args();
-    args.window_left = 2070;  // the rows before it see a part more
-    args.window_right = 0;
-    workload.reset();
-    launch<Spec, decltype(config)>(workload.given(), args, multiprocessors);
-    ASSERT_TRUE(workload.fetch());
-    const std::vector<std::byte> bits = bits_of_row(workload, entry, row);
-    if (expected.empty()) expected = bits;
-    EXPECT_EQ(bits, expected) << given.str() << " on " << multiprocessors;
-  };
-  using Small = ConfigOf<16, 16, 2, 4>;
-  compare(Small{}, {.batch = 1, .seqlen_q = 1, .lengths_k = {3101}, .page_size = 16}, 1);
-  compare(Small{}, {.batch = 1, .seqlen_q = 1, .lengths_k = {3101}, .page_size = 64}, 30);
-  compare(Small{}, {.batch = 4, .seqlen_q = 1, .lengths_k = {5, 900, 3101, 0}, .page_size = 1}, 7);
-  for (const int new_tokens : {3, 20})
-    for (const int later : {0, 1})
-      compare(ConfigOf<64, 16, 1, 8>{},
-              {.batch = 2,
-               .seqlen_q = new_tokens,
-               .lengths_k = {3101 + later * (new_tokens - 1), 100},
-               .page_size = 48},
-              3);
+// With these windows rows before the compared one see a part more; with sinks, parts are left out.
+TEST_F(DecodeInvariant, WindowsAndTiles) {
+  constexpr int most = device::fixed_part_keys * 8;
+  expect_same<SpecOf<Bf16, 16, 16, true, false, Window>, ConfigOf<16, 32, 1, 8>, ConfigOf<16, 32, 2, 4>,
+              ConfigOf<64, 32, 1, 8>, ConfigOf<64, 32, 1, 12>>({SlidingWindowMask{}}, most + 95);
+  expect_same<SpecOf<Fp16, 16, 16, true, false, WindowWithSinks>, ConfigOf<16, 32, 1, 8>,
+              ConfigOf<32, 32, 1, 8>>({SlidingWindowMask{bottom_right, true}}, most - 600);
+}
+TEST_F(DecodeInvariant, ManyColumns) {
+  expect_same<SpecOf<Bf16, 136, 144, true, false, BottomRight>, ConfigOf<16, 16, 1, 8>,
+              ConfigOf<64, 16, 1, 8>>({CausalMask{}});
+}
+TEST_F(DecodeInvariant, EightBitKeys) {
+  using Spec = WithKv<SpecOf<Bf16, 32, 16, true, false, BottomRight>, device::int8, device::KvScale::head>;
+  expect_same<Spec, ConfigOf<16, 32, 1, 12>, ConfigOf<16, 32, 1, 8>, ConfigOf<16, 32, 1, 4>>({CausalMask{}});
 }
 
 // All bytes, among others, are exact.
@@ -369,7 +343,7 @@ TEST_F(DecodeOnGpu, EightBitKeys) {
   }
   Case fixed = c;
   fixed.seqlen_k = 1300;
-  expect<Invariant<WithFloatOutput<WithKv<Pages, int8, token_head>>>, ConfigOf<16, 16, 2, 4>>(fixed, causal);
+  expect<Invariant<WithFloatOutput<WithKv<Pages, int8, token_head>>>, ConfigOf<16, 32, 1, 8>>(fixed, causal);
 }
 
 // Each row keeps its precision, whatever scales other rows see.
@@ -454,7 +428,7 @@ TEST(DecodeWork, IsSharedEvenly) {
     }
 }
 
-// Steps leave out those that no row sees, and no others.
+// Steps leave out those that no row sees, and no others. The last one of a lane is found across them.
 TEST(DecodeWork, LeavesOutKeysBetweenSinksAndWindow) {
   for (const device::Span hull : {device::Span{0, 1000}, {37, 999}, {0, 1}, {0, 0}})
     for (const device::Span gap : {device::Span{0, 0}, {40, 900}, {64, 128}, {63, 129}, {100, 120}, {4, 3}}) {
@@ -468,6 +442,13 @@ TEST(DecodeWork, LeavesOutKeysBetweenSinksAndWindow) {
       }
       for (int i = 0; i < steps.count; ++i) found.push_back(steps.at(i));
       EXPECT_EQ(found, wanted) << hull.begin << " " << hull.end << ", " << gap.begin << " " << gap.end;
+      for (const int bound : found)
+        for (const int lanes : {1, 2, 8})
+          for (int lane = 0; lane < lanes; ++lane) {
+            const auto last = std::find_if(found.rbegin(), found.rend(),
+                                           [&](int step) { return step <= bound && step % lanes == lane; });
+            EXPECT_EQ(steps.last(bound, lane, lanes), last == found.rend() ? -1 : *last);
+          }
     }
 }
 

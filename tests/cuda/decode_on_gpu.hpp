@@ -11,6 +11,7 @@
 #include "tests/cuda/kv_specs.hpp"
 #include "tests/cuda/offset_specs.hpp"
 #include "tests/support/planned_kernel.hpp"
+#include "tests/support/positions.hpp"
 
 namespace flashjit::testing_support {
 
@@ -81,6 +82,54 @@ class DecodeOnGpu : public EmulatorTest {
       else
         device::decode_merge<Spec, Config>(p);
     });
+  }
+};
+
+// A row alone, and among other rows and sequences, on other grids, in other tiles, by other numbers of groups
+// of warps: where a block has all parts of its tile, and where the second kernel merges them. Its bits are
+// the same.
+class DecodeInvariant : public DecodeOnGpu {
+ protected:
+  // window: keys before a row.
+  template <class Masked, class... Configs>
+  void expect_same(const std::vector<Mask>& masks, std::optional<int> window = {}) {
+    using Spec = Invariant<WithFloatOutput<Masked>>;
+    // Some lanes have two parts.
+    constexpr int keys = device::fixed_part_keys * (device::decode_lanes(Spec::head_dim_v) + 1) + 101;
+    std::vector<std::byte> expected;
+    const auto compare = [&]<class Config>(Config, Case given, int multiprocessors) {
+      if (!expected.empty() && !has_turn()) return;
+      given.heads_q = 6;
+      given.heads_kv = 1;
+      given.seqlen_k = keys + 100;
+      Workload workload(host, with_spec<Spec>(given, masks));
+      std::vector<std::uint64_t> names;
+      int entry = 0;
+      for (int b = 0; b < given.batch; ++b) {
+        const bool it = given.lengths_k[static_cast<std::size_t>(b)] >= keys;
+        if (it) entry = b;
+        names.push_back(it ? 1000 : static_cast<std::uint64_t>(b));
+      }
+      fill_by_position(workload, names);
+      const int row = keys - 1 - (given.lengths_k[static_cast<std::size_t>(entry)] - given.seqlen_q);
+      AttentionArgs args = workload.args();
+      if (window) args.window_left = *window, args.window_right = 0;
+      workload.reset();
+      launch<Spec, Config>(workload.given(), args, multiprocessors);
+      ASSERT_TRUE(workload.fetch());
+      const std::vector<std::byte> bits = bits_of_row(workload, entry, row);
+      if (expected.empty()) expected = bits;
+      EXPECT_EQ(bits, expected) << given.str() << " on " << multiprocessors << ", block_m " << Config::block_m
+                                << ", " << Config::num_warps << " warps";
+    };
+    const auto compare_by = [&](auto config) {
+      compare(config, {.batch = 1, .seqlen_q = 1, .lengths_k = {keys}, .page_size = 16}, 1);
+      compare(config, {.batch = 3, .seqlen_q = 1, .lengths_k = {5, keys, 0}, .page_size = 1}, 3);
+      for (const int later : {0, 1})
+        compare(config, {.batch = 2, .seqlen_q = 9, .lengths_k = {keys + later * 8, 100}, .page_size = 48},
+                later ? 1 : 3);
+    };
+    (compare_by(Configs{}), ...);
   }
 };
 

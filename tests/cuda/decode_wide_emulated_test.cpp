@@ -39,6 +39,11 @@ TEST_F(DecodeOnGpu, WideHeads) {
                                                                                                     causal);
 }
 
+TEST_F(DecodeInvariant, WideHeads) {
+  expect_same<SpecOf<Bf16, 24, 264, true, false, BottomRight>, ConfigOf<16, 16, 1, 8>,
+              ConfigOf<16, 16, 2, 4>>(causal);
+}
+
 TEST_F(DecodeOnGpu, ValuesInKeys) {
   expect<ValuesInKeys<SpecOf<Bf16, 576, 512, true, false, BottomRight>>, ConfigOf<16, 16, 2, 4>>(
       wide_case(11), causal);

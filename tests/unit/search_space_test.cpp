@@ -402,11 +402,11 @@ TEST(SearchSpace, BatchInvariantFixesBlocksOfKeys) {
   AttentionSpec spec =
       AttentionSpec{.op = Operation::decode, .head_dim = 128, .batch_invariant = true}.validated();
   for (const Target& target : Target::all()) {
-    const int block_n = target.is_cuda() ? 16 : 64;
+    const int block_n = target.is_cuda() ? 32 : 64;
     for (const KernelConfig& config : search_space(spec, target)) EXPECT_EQ(config.block_n, block_n);
     KernelConfig config = heuristic_config(spec, target, {.seqlen_q = 1, .seqlen_k = 4096});
     EXPECT_EQ(misfit(spec, target, config), "");
-    config.block_n *= 2;
+    config.block_n = target.is_cuda() ? 16 : 128;
     EXPECT_THAT(misfit(spec, target, config), testing::HasSubstr("batch_invariant fixes the order of sums"))
         << target.str();
   }
@@ -477,8 +477,8 @@ TEST(SearchSpace, GpusComputeWideHeads) {
   }
 }
 
-// Every GPU has memory and registers for some tile of them. With batch_invariant, all of a target's tiles
-// have as many groups of warps that take turns at the keys.
+// Every GPU has memory and registers for some tile of them. With batch_invariant, the groups of warps of all
+// tiles can take turns at two streams of keys.
 TEST(SearchSpace, GpusDecodeWideHeads) {
   for (const Target& target : Target::all()) {
     if (!target.is_cuda()) continue;
@@ -495,16 +495,16 @@ TEST(SearchSpace, GpusDecodeWideHeads) {
                                      .validated();
             if (flag && kv_dtype) spec.kv_scale = KvScale::token_head;
             SCOPED_TRACE(target.str() + " " + spec.to_json());
-            std::set<int> groups;
+            int tiles = 0;
             for (const KernelConfig& config : search_space(spec, target)) {
               EXPECT_EQ(family_of(spec.op, target).futility(spec, target, config), "");
-              groups.insert(device::CudaDecodeLayout(dim, dim_v, config.block_m, config.block_n,
-                                                     config.num_stages, config.num_warps, decode_keys(spec))
-                                .groups);
+              const int groups = cuda_decode_layout(spec, config).groups;
+              if (batch_invariant) {
+                EXPECT_EQ(2 % groups, 0);
+              }
+              ++tiles;
             }
-            if (batch_invariant) {
-              EXPECT_EQ(groups.size(), 1u);
-            }
+            EXPECT_GT(tiles, 0);
           }
   }
 }

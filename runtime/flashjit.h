@@ -153,7 +153,8 @@ typedef enum {
   FLASHJIT_ARG_V_GATHERED = 59,            /* tensor */
   FLASHJIT_ARG_EARLY_ROWS = 60,            /* integer */
   FLASHJIT_ARG_LATE_KEYS = 61,             /* integer */
-  FLASHJIT_ARG_ARRIVED = 62                /* tensor */
+  FLASHJIT_ARG_ARRIVED = 62,               /* tensor */
+  FLASHJIT_ARG_SPARE_MULTIPROCESSORS = 63  /* integer */
 } flashjit_argument_id;
 
 /* Tables and scalars that a spec declares for its formulas have the ids from here on, in the order of their

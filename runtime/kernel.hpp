@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "codegen/base/float_state.hpp"
+#include "runtime/arguments/checks.hpp"
 #include "runtime/executable.hpp"
 #include "runtime/flashjit.hpp"
 #include "runtime/operation.hpp"
@@ -27,7 +28,15 @@ struct Kernel::Impl {
   const OperationRuntime& operation() const { return runtime_of(info.spec.op); }
   void plan(const AttentionArgs& args, Launch& launch) const {
     const DefaultSseState state;
-    operation().plan(planned(), args, launch);
+    PlannedKernel kernel = planned();
+    if (args.spare_multiprocessors) {
+      const int spare = *args.spare_multiprocessors;
+      if (device.kind != Device::Kind::cuda || spare < 0 || spare >= kernel.parallelism)
+        refuse_argument("spare_multiprocessors is ", spare, "; on a GPU 0 to ", kernel.parallelism - 1,
+                        " would work, on a CPU none");
+      kernel.parallelism -= spare;
+    }
+    operation().plan(kernel, args, launch);
   }
 };
 

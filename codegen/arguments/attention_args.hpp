@@ -233,6 +233,10 @@ struct AttentionArgs {
   // launch does not wait, and refuses a word of 0.
   std::optional<Tensor> arrived{};
 
+  // Multiprocessors of a GPU that a grid with a block for each of them leaves to other kernels, such as those
+  // of a communication library. Other grids leave some whenever a block ends. Absent: 0.
+  std::optional<int> spare_multiprocessors{};
+
   std::optional<float> softmax_scale{};  // absent: 1 / sqrt(head_dim); from 1.2e-38 to 2.3e38
   // Kernel::workspace_bytes() bytes of any dtype, contiguous, on the kernel's device, aligned to 64 bytes,
   // on a GPU to 256. Each launch in flight needs its own. Its contents are undefined before and after.

@@ -421,6 +421,7 @@ inline constexpr Argument all[] = {
     {"early_rows", "so many first rows do not see the first late_keys keys; absent: 0", 60, &Args::early_rows, number, gathered, optional, nullptr, value, forward},
     {"late_keys", "see early_rows; absent: 0", 61, &Args::late_keys, number, gathered, optional, nullptr, value, forward},
     {"arrived", "a word for each piece of the gathered keys, not 0 once it is there; absent: all are", 62, &Args::arrived, table, gathered, optional, int32, pieces, forward},
+    {"spare_multiprocessors", "multiprocessors of a GPU that are left to other kernels; absent: 0", 63, &Args::spare_multiprocessors, number, nothing, optional, nullptr, value, forward | backward},
 };
 // clang-format on
 

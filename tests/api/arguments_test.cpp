@@ -426,6 +426,11 @@ TEST(Arguments, SoftmaxScales) {
   }
 }
 
+TEST(Arguments, SpareMultiprocessorsOfACpu) {
+  expect_refusal({"spare_multiprocessors", "8", "CPU"},
+                 [](AttentionArgs& a) { a.spare_multiprocessors = 8; });
+}
+
 TEST(Arguments, AStreamForACpuKernel) {
   GoodArguments good;
   int stream = 0;

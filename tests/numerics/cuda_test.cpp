@@ -51,6 +51,27 @@ TEST_P(Cuda, CapturedInAGraph) {
   }
 }
 
+// A grid of fewer blocks than multiprocessors computes the same.
+TEST_P(Cuda, LeavesMultiprocessorsToOthers) {
+  for (const Operation op : {Operation::forward, Operation::backward}) {
+    Case c = medium(2);
+    c.seqlen_q = c.seqlen_k = 3000;
+    c.spec = c.spec.for_op(op);
+    Workload workload(on(), c);
+    const Kernel& kernel = workload.kernel(on().engine());
+    AttentionArgs args = workload.args();
+    for (const int spare : {0, 8, 100}) {
+      args.spare_multiprocessors = spare;
+      workload.reset();
+      kernel.launch(args);
+      EXPECT_TRUE(workload.check()) << spare;
+    }
+    args.spare_multiprocessors = 100000;
+    expect_error(ErrorCode::invalid_argument, {"spare_multiprocessors", "100000"},
+                 [&] { kernel.launch(args); });
+  }
+}
+
 // A captured launch reads lengths and page table when it runs.
 TEST_P(Cuda, LengthsOfPagesThatChangeBetweenReplays) {
   Workload workload(on(), {.spec = forward_spec(DType::bf16, 64, {CausalMask{}}, {.paged = true}),

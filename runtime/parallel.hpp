@@ -56,26 +56,31 @@ class FLASHJIT_API ParallelGroup {
   // waits until all have come. Throws device_failed if one has not after five minutes.
   static std::string name_of_processes(int size);
   static ParallelGroup of_processes(const std::string& name, int rank, int size);
-  // This process's rank of an NCCL communicator (`comm` is an ncclComm_t), whose GPUs belong to one host and
-  // reach each other's memory. All ranks call it; engines are those of their GPUs. NCCL serves to begin with,
-  // and copies then go from GPU to GPU without it. For ranks that are processes: threads have of_threads().
-  // Throws unsupported if a rank is on another host, target_unavailable if no NCCL is loaded or found,
-  // device_failed with NCCL's text, or if a rank has not called it after five minutes. The communicator stays
-  // the caller's, who aborts one that has failed: until then NCCL may keep the GPU busy.
+  // This process's rank of an NCCL communicator (`comm` is an ncclComm_t). All ranks call it; engines are
+  // those of their GPUs. Where all ranks are of one host and reach each other's memory, NCCL serves to begin
+  // with, and copies then go from GPU to GPU without it. Otherwise, or with FLASHJIT_MAP_PEERS=0, ranks send
+  // and receive over NCCL. For ranks that are processes: threads have of_threads(). Throws target_unavailable
+  // if no NCCL is loaded or found, device_failed with NCCL's text, or if a rank has not called it after five
+  // minutes. The communicator stays the caller's, outlives the group, and is aborted by its owner once it has
+  // failed: until then NCCL may keep the GPU busy.
   static ParallelGroup of_nccl(void* comm);
 
   int rank() const noexcept;
   int size() const noexcept;
+  // Whether ranks reach each other's memory. Others send and receive. And why.
+  bool maps_memory() const noexcept;
+  const std::string& transport_reason() const noexcept;
   // Makes waiting and later calls of all ranks throw device_failed with this text: for a rank that cannot go
-  // on, although none of its calls has thrown.
+  // on, although none of its calls has thrown. Ranks that send and receive are not told, but by NCCL.
   void fail(const std::string& why) const noexcept;
   // Throws device_failed once a rank's call has thrown or its process has ended. What GPUs had begun to
   // compute ends then, with results that are no good: ask after waiting for a stream.
   void require_alive() const;
+  // Over a transport of the library's, or of its tests.
+  explicit ParallelGroup(std::shared_ptr<Transport> transport) : transport_(std::move(transport)) {}
   const std::shared_ptr<Transport>& transport() const noexcept { return transport_; }
 
  private:
-  explicit ParallelGroup(std::shared_ptr<Transport> transport) : transport_(std::move(transport)) {}
   std::shared_ptr<Transport> transport_;
 };
 

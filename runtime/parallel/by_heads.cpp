@@ -42,7 +42,8 @@ class ByHeads : public RankAttention {
     if (exchange) return;
     Room count(task_.engine.device());
     take_arrivals(count, backward);
-    exchange = open_exchange(*task_.transport, task_.engine.device(), count.used());
+    exchange = open_exchange(*task_.transport, task_.engine.device(), count.used(),
+                             count.used() / static_cast<std::size_t>(task_.size()));
   }
   void finish() override {
     for (const std::shared_ptr<Exchange>& exchange : exchanges_)
@@ -103,14 +104,15 @@ class ByHeads : public RankAttention {
     launch.workspace = room.take_workspace(kernel(backward).workspace_bytes(of_heads_));
     exchange.begin(stream);
     for (int step = 0; step < task_.size(); ++step) {
-      const int to = task_.after(step);
-      if (to != task_.own()) exchange.await(to, freed);
+      CopyStep copies{task_.after(step), task_.after(task_.size() - step), sent};
       for (const TensorMember member : inputs_of(backward)) {
         if (!(args.*member)) continue;
         const auto [rows, heads] = dims_of(member);
-        exchange.put(to, share(*(arrivals.in.*member), rows, task_.own()), share(*(args.*member), heads, to));
+        const Tensor& in = *(arrivals.in.*member);
+        copies.sends.push_back({share(in, rows, task_.own()), share(*(args.*member), heads, copies.to)});
+        copies.receives.push_back(share(in, rows, copies.from));
       }
-      exchange.post(to, sent);
+      exchange.pass(copies);
     }
     for (int step = 0; step < task_.size(); ++step) exchange.wait(task_.after(step), sent, stream);
     for (const TensorMember member : inputs_of(backward))
@@ -119,19 +121,20 @@ class ByHeads : public RankAttention {
     kernel(backward).launch(launch, stream);
     exchange.begin(stream);
     for (int step = 0; step < task_.size(); ++step) {
-      const int to = task_.after(step);
+      CopyStep copies{task_.after(step), task_.after(task_.size() - step), returned};
       for (const TensorMember member : results_of(backward)) {
         const auto [rows, heads] = dims_of(member);
-        exchange.put(to, share(*(arrivals.out.*member), heads, task_.own()),
-                     share(*(made.*member), rows, to));
+        const Tensor& out = *(arrivals.out.*member);
+        copies.sends.push_back({share(out, heads, task_.own()), share(*(made.*member), rows, copies.to)});
+        copies.receives.push_back(share(out, heads, copies.from));
       }
-      exchange.post(to, returned);
+      exchange.pass(copies);
     }
     for (int step = 0; step < task_.size(); ++step) exchange.wait(task_.after(step), returned, stream);
     exchange.begin(stream);
     for (const TensorMember member : results_of(backward))
-      exchange.put(task_.own(), *(args.*member), *(arrivals.out.*member));
-    for (int step = 1; step < task_.size(); ++step) exchange.post(task_.after(step), freed);
+      exchange.copy(*(args.*member), *(arrivals.out.*member));
+    for (int step = 1; step < task_.size(); ++step) exchange.release(task_.after(step));
     exchange.end(stream);
     return {1, 0};
   }

@@ -87,7 +87,8 @@ class BySequence : public RankAttention {
     if (!arrivals_) {
       Room count(task_.engine.device());
       take_arrivals(count);
-      arrivals_ = open_exchange(*task_.transport, task_.engine.device(), count.used());
+      arrivals_ = open_exchange(*task_.transport, task_.engine.device(), count.used(),
+                                count.used() / static_cast<std::size_t>(task_.size()));
       Room room(task_.engine.device(), arrivals_->memory());
       take_arrivals(room);
       arrivals_->write(static_cast<std::byte*>(positions_.data), known_positions_.data(),
@@ -101,7 +102,9 @@ class BySequence : public RankAttention {
     if (gradient_arrivals_) return;
     Room count(task_.engine.device());
     (void)Arrived(task_, count);
-    gradient_arrivals_ = open_exchange(*task_.transport, task_.engine.device(), count.used());
+    gradient_arrivals_ =
+        open_exchange(*task_.transport, task_.engine.device(), count.used(),
+                      count.used() / static_cast<std::size_t>(std::max(task_.size() - 1, 1)));
   }
 
   void finish() override {
@@ -162,7 +165,7 @@ class BySequence : public RankAttention {
     KeySums key_sums;
     send_keys(args, schedule, stream);
     Arrivals arrivals(*this, schedule, stream);
-    bool of_others = false, sent_back = false;  // whether this group has computed with keys of others
+    bool of_others = false, passed = false;  // whether this group has computed with keys of others
     int launched = 0;
     for (int group = 0; group < count; ++group) {
       const Heads heads = heads_of(group, count);
@@ -176,8 +179,8 @@ class BySequence : public RankAttention {
       GradientSums of_rows(*sums_, {buffers.of_rows[0]}, {buffers.of_rows[1]},
                            static_cast<int>(schedule.pieces.size()), schedule.pieces[0].rows.length);
       for (const ScheduledLaunch& scheduled : schedule.launches) {
-        if (scheduled.own && of_others && group + 1 == count && !std::exchange(sent_back, true))
-          send_gradients(schedule, key_sums, arrived, stream);
+        if (scheduled.own && of_others && group + 1 == count && !std::exchange(passed, true))
+          pass_gradients(schedule, key_sums, arrived, stream);
         const SequenceChunk rows = rows_of(schedule, scheduled);
         ScheduledLaunch launch = scheduled;
         for (; launch.keys.first < scheduled.keys.end; launch.keys.first = launch.keys.end, ++launched) {
@@ -207,9 +210,7 @@ class BySequence : public RankAttention {
             part_of(*own.dq, rows_dim, schedule.pieces[piece].first, schedule.pieces[piece].rows.length),
             of_rows.parts(static_cast<int>(piece), 0), stream);
     }
-    if (of_others && !sent_back) send_gradients(schedule, key_sums, arrived, stream);
-    // A rank that has nothing to send waits for these copies, too, which a captured stream must have forked.
-    if (!of_others) gradient_arrivals_->begin(stream);
+    if (!passed) pass_gradients(schedule, key_sums, arrived, stream);
     take_gradients(args, schedule, key_sums, arrived, stream);
     free_keys(schedule, stream);
     arrivals_->end(stream);
@@ -335,6 +336,7 @@ class BySequence : public RankAttention {
   AttentionArgs args_of(const AttentionArgs& own_args, const Heads& heads, const SequenceChunk& rows,
                         const SequenceChunk& keys, bool own, int row_position, int key_position) const {
     AttentionArgs of_launch = own_args;
+    of_launch.spare_multiprocessors = task_.multiprocessors_of_copies();
     of_launch.row_offset = position(row_position);
     of_launch.key_offset = position(key_position);
     of_launch.q = part_of(*own_args.q, rows_dim, rows.begin, rows.length);
@@ -435,17 +437,20 @@ class BySequence : public RankAttention {
   void send_keys(const AttentionArgs& args, const Exchanged& schedule, Stream stream) const {
     arrivals_->begin(stream);
     for (int step = 1; step <= task_.size(); ++step) {
-      const int to = task_.after(task_.size() - step);
-      bool any = false;
+      CopyStep copies{task_.after(task_.size() - step), task_.after(step), Box::sent};
       for (const SentKeys& sent : schedule.sent) {
-        if (owner(sent.chunk) != task_.own() || sent.to != to) continue;
-        if (!any && to != task_.own()) arrivals_->await(to, freed);
-        any = true;
-        const SequenceChunk from = in_own(sent.chunk, sent.keys);
-        arrivals_->put(to, keys_at(all_k_, sent.keys), keys_at(*args.k, from));
-        arrivals_->put(to, keys_at(all_v_, sent.keys), keys_at(*args.v, from));
+        const Tensor k = keys_at(all_k_, sent.keys), v = keys_at(all_v_, sent.keys);
+        if (owner(sent.chunk) == task_.own() && sent.to == copies.to) {
+          const SequenceChunk from = in_own(sent.chunk, sent.keys);
+          copies.sends.push_back({k, keys_at(*args.k, from)});
+          copies.sends.push_back({v, keys_at(*args.v, from)});
+        }
+        if (owner(sent.chunk) == copies.from && sent.to == task_.own()) {
+          copies.receives.push_back(k);
+          copies.receives.push_back(v);
+        }
       }
-      if (any) arrivals_->post(to, Box::sent);
+      arrivals_->pass(copies);
     }
   }
   // The other ranks whose keys this rank reads.
@@ -480,29 +485,31 @@ class BySequence : public RankAttention {
     std::vector<char> waited_;  // by rank
   };
   void free_keys(const Exchanged& schedule, Stream stream) const {
-    for (const int from : senders(schedule)) arrivals_->post(from, freed, stream);
+    for (const int from : senders(schedule)) arrivals_->release(from, stream);
   }
 
-  // Sends what this rank has for the keys of others.
-  void send_gradients(const BackwardSchedule& schedule, KeySums& key_sums, const Arrived& arrived,
+  // Sends what this rank has for the keys of others, and receives what they have for its own.
+  void pass_gradients(const BackwardSchedule& schedule, KeySums& key_sums, const Arrived& arrived,
                       Stream stream) const {
     for (int c = 0; c < num_chunks(); ++c)
       for (auto& [heads, sums] : key_sums)
         if (owner(c) != task_.own()) sums.settle(c, stream);
     gradient_arrivals_->begin(stream);
     for (int step = 1; step < task_.size(); ++step) {
-      const int to = task_.after(step);
-      bool any = false;
+      CopyStep copies{task_.after(step), task_.after(task_.size() - step), Box::sent};
       for (int c = 0; c < num_chunks(); ++c) {
-        if (owner(c) != to || !receives(schedule, c, task_.own())) continue;
-        if (!any) gradient_arrivals_->await(to, freed);
-        any = true;
+        const bool sends = owner(c) == copies.to && receives(schedule, c, task_.own()),
+                   gets = owner(c) == task_.own() && receives(schedule, c, copies.from);
+        const auto place = [&](int writer, std::size_t i, const Heads& heads) {
+          return of_keys(in_own(arrived.place(writer, owner(c), i), {c, c + 1}), heads);
+        };
         for (const std::size_t i : {0, 1})
-          for (const auto& [heads, sums] : key_sums)
-            gradient_arrivals_->put(to, of_keys(in_own(arrived.place(task_.own(), to, i), {c, c + 1}), heads),
-                                    sums.parts(c, i).at(0));
+          for (const auto& [heads, sums] : key_sums) {
+            if (sends) copies.sends.push_back({place(task_.own(), i, heads), sums.parts(c, i).at(0)});
+            if (gets) copies.receives.push_back(place(copies.from, i, heads));
+          }
       }
-      if (any) gradient_arrivals_->post(to, Box::sent);
+      gradient_arrivals_->pass(copies);
     }
   }
   // Adds what all ranks have for this rank's keys, in the order of ranks.
@@ -535,7 +542,7 @@ class BySequence : public RankAttention {
           sums_->add(of_keys(in_own(i == 0 ? *args.dk : *args.dv, run), heads), parts, stream);
         }
     }
-    for (const int from : writers) gradient_arrivals_->post(from, freed, stream);
+    for (const int from : writers) gradient_arrivals_->release(from, stream);
     gradient_arrivals_->end(stream);
   }
 

@@ -15,6 +15,24 @@ namespace {
 struct Part {
   std::int64_t row, rows, head, heads;
 };
+// What parts of a sender and of a receiver have in common, in an order that both know.
+struct CommonPart {
+  std::size_t of_sender, of_receiver;
+  Part both;
+};
+std::vector<CommonPart> common_parts(const std::vector<Part>& of_sender,
+                                     const std::vector<Part>& of_receiver) {
+  std::vector<CommonPart> all;
+  for (std::size_t i = 0; i < of_sender.size(); ++i)
+    for (std::size_t k = 0; k < of_receiver.size(); ++k) {
+      const Part &a = of_sender[i], &b = of_receiver[k];
+      Part both{std::max(a.row, b.row), std::min(a.row + a.rows, b.row + b.rows), std::max(a.head, b.head),
+                std::min(a.head + a.heads, b.head + b.heads)};
+      both.rows -= both.row, both.heads -= both.head;
+      if (both.rows > 0 && both.heads > 0) all.push_back({i, k, both});
+    }
+  return all;
+}
 
 }  // namespace
 
@@ -86,28 +104,24 @@ struct LayoutConversion::Impl {
     transport->require_alive();
     const Tensor arrived = Room(device, exchange->memory()).take(dtype, own_sizes(after));
     const int own = transport->rank(), size = transport->size();
-    const std::vector<Part> mine = parts(before, own);
+    const std::vector<Part> mine = parts(before, own), wanted = parts(after, own);
     exchange->begin(stream);
+    std::vector<int> senders;
     for (int step = 0; step < size; ++step) {
-      const int rank = (own + step) % size;
-      if (rank != own) exchange->await(rank, freed);
-      const std::vector<Part> theirs = parts(after, rank);
-      for (std::size_t i = 0; i < mine.size(); ++i)
-        for (std::size_t k = 0; k < theirs.size(); ++k) {
-          const Part &a = mine[i], &b = theirs[k];
-          Part both{std::max(a.row, b.row), std::min(a.row + a.rows, b.row + b.rows),
-                    std::max(a.head, b.head), std::min(a.head + a.heads, b.head + b.heads)};
-          both.rows -= both.row, both.heads -= both.head;
-          if (both.rows > 0 && both.heads > 0)
-            exchange->put(rank, slice(arrived, theirs, k, both), slice(from, mine, i, both));
-        }
-      exchange->post(rank, sent);
+      CopyStep copies{(own + step) % size, (own + size - step) % size, sent};
+      const std::vector<Part> theirs = parts(after, copies.to);
+      for (const auto& [i, k, both] : common_parts(mine, theirs))
+        copies.sends.push_back({slice(arrived, theirs, k, both), slice(from, mine, i, both)});
+      for (const auto& [i, k, both] : common_parts(parts(before, copies.from), wanted))
+        copies.receives.push_back(slice(arrived, wanted, k, both));
+      if (!copies.receives.empty()) senders.push_back(copies.from);
+      exchange->pass(copies);
     }
-    for (int step = 0; step < size; ++step) exchange->wait((own + step) % size, sent, stream);
+    for (const int rank : senders) exchange->wait(rank, sent, stream);
     exchange->begin(stream);
-    exchange->put(own, to, arrived);
-    for (int rank = 0; rank < size; ++rank)
-      if (rank != own) exchange->post(rank, freed);
+    exchange->copy(to, arrived);
+    for (const int rank : senders)
+      if (rank != own) exchange->release(rank);
     exchange->end(stream);
   }
 };
@@ -126,7 +140,7 @@ LayoutConversion::LayoutConversion(Engine& engine, const ParallelGroup& group, D
   run_together(*impl_->transport, [&] {
     Room count(impl_->device);
     count.take(dtype, impl_->own_sizes(after));
-    impl_->exchange = open_exchange(*impl_->transport, impl_->device, count.used());
+    impl_->exchange = open_exchange(*impl_->transport, impl_->device, count.used(), count.used());
   });
 }
 LayoutConversion::LayoutConversion(LayoutConversion&&) noexcept = default;

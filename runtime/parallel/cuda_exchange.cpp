@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "runtime/cuda/memory.hpp"
-#include "runtime/parallel/tensor_parts.hpp"
+#include "runtime/parallel/cuda_copy.hpp"
 
 namespace flashjit {
 namespace {
@@ -88,13 +88,13 @@ std::int64_t number_of_gpu(int index) {
 }
 
 // Device memory begins with the boxes: a word for each box of each rank, 1 where it is posted; and the flags.
-class CudaExchange : public Exchange {
+class CudaExchange : public MappedExchange {
  public:
-  CudaExchange(const cuda::Context& context, int rank, int size, std::size_t bytes, int boxes)
+  CudaExchange(const cuda::Context& context, int rank, int size, std::size_t bytes)
       : context_(context),
         rank_(rank),
         size_(size),
-        flags_at_(static_cast<std::size_t>(size * boxes) * sizeof(unsigned)),
+        flags_at_(static_cast<std::size_t>(size * num_boxes) * sizeof(unsigned)),
         boxes_bytes_((flags_at_ + static_cast<std::size_t>(size * flags_for_each) * sizeof(unsigned) + 255) /
                      256 * 256),
         memory_(context, boxes_bytes_ + bytes),
@@ -102,7 +102,7 @@ class CudaExchange : public Exchange {
         forked_(context),
         joined_(context) {
     memory_.fill(0, copies_.get());
-    load_copies();
+    load_copies(context_, memory_.data(), copies_.get());
     copies_.synchronize();
   }
   ~CudaExchange() override {
@@ -163,69 +163,43 @@ class CudaExchange : public Exchange {
     joined_.hold(stream);
   }
   void finish() override { copies_.synchronize(); }
-  void await(int rank, int box) override { take(rank, box, copies_.get()); }
-  void wait(int rank, int box, Stream stream) override { take(rank, box, stream); }
-  void post(int rank, int box) override { post(rank, box, copies_.get()); }
-  void post(int rank, int box, Stream stream) override {
-    const cuda::ContextScope scope(context_);
-    check(driver().StreamWriteValue32(static_cast<cuda::CUstream>(stream), box_of(rank, rank_, box), 1,
-                                      cuda::CU_STREAM_WRITE_VALUE_DEFAULT),
-          "cuStreamWriteValue32");
-  }
+  void wait(int rank, Box box, Stream stream) override { take(rank, box, stream); }
   // A copy within a GPU may be a kernel's, for which a waiting one leaves no multiprocessor.
   std::optional<Tensor> flags(int count) const override {
     if (shares_gpu_ || count > size_ * flags_for_each) return std::nullopt;
     return Tensor::contiguous(static_cast<std::byte*>(memory_.data()) + flags_at_, DType::int32,
                               {Device::Kind::cuda, context_.index()}, {count});
   }
-  void raise(int rank, int flag) override {
-    write_flag(addresses_[static_cast<std::size_t>(rank)], flag, 1, copies());
-  }
   void lower(int count, Stream stream) override {
     for (int flag = 0; flag < count; ++flag)
       write_flag(address_of(memory_.data()), flag, 0, static_cast<cuda::CUstream>(stream));
   }
-  void put(int rank, const Tensor& to, const Tensor& from) override {
+
+ protected:
+  int own_rank() const override { return rank_; }
+  void await(int rank, Box box) override { take(rank, box, copies_.get()); }
+  void post(int rank, Box box) override { post(rank, box, copies_.get()); }
+  void post(int rank, Box box, Stream stream) override {
     const cuda::ContextScope scope(context_);
+    check(driver().StreamWriteValue32(static_cast<cuda::CUstream>(stream), box_of(rank, rank_, box), 1,
+                                      cuda::CU_STREAM_WRITE_VALUE_DEFAULT),
+          "cuStreamWriteValue32");
+  }
+  void raise(int rank, int flag) override {
+    write_flag(addresses_[static_cast<std::size_t>(rank)], flag, 1, copies());
+  }
+  void put(int rank, const Tensor& to, const Tensor& from) override {
     const cuda::CUdeviceptr own = addresses_[static_cast<std::size_t>(rank_)],
                             other = addresses_[static_cast<std::size_t>(rank)];
-    for (const Block& block : blocks_of(to, from)) {
-      const cuda::CUdeviceptr there = address_of(block.to) - own + other;
-      const auto width = static_cast<std::size_t>(block.width),
-                 height = static_cast<std::size_t>(block.height);
-      if (height == 1) {
-        check(driver().MemcpyAsync(there, address_of(block.from), width, copies()), "copy to a rank");
-        continue;
-      }
-      cuda::CUDA_MEMCPY2D copy{};
-      copy.srcMemoryType = copy.dstMemoryType = cuda::CU_MEMORYTYPE_UNIFIED;
-      copy.srcDevice = address_of(block.from);
-      copy.dstDevice = there;
-      copy.srcPitch = static_cast<std::size_t>(block.from_pitch);
-      copy.dstPitch = static_cast<std::size_t>(block.to_pitch);
-      copy.WidthInBytes = width;
-      copy.Height = height;
-      check(driver().Memcpy2DAsync(&copy, copies()), "copy to a rank");
-    }
+    Tensor there = to;
+    there.data = reinterpret_cast<void*>(address_of(to.data) - own + other);
+    enqueue_copy(context_, there, from, copies_.get());
   }
 
  private:
-  // The driver loads the code of a copy on the device at its first use, which may have to wait for the
-  // device.
-  void load_copies() const {
-    const cuda::ContextScope scope(context_);
-    const cuda::CUdeviceptr at = address_of(memory_.data());
-    check(driver().MemcpyAsync(at, at + 64, 64, copies()), "copy on the device");
-    cuda::CUDA_MEMCPY2D copy{};
-    copy.srcMemoryType = copy.dstMemoryType = cuda::CU_MEMORYTYPE_UNIFIED;
-    copy.srcDevice = at + 64, copy.dstDevice = at;
-    copy.srcPitch = copy.dstPitch = 32;
-    copy.WidthInBytes = 16, copy.Height = 2;
-    check(driver().Memcpy2DAsync(&copy, copies()), "copy on the device");
-  }
   cuda::CUstream copies() const { return static_cast<cuda::CUstream>(copies_.get()); }
   // In the memory of `owner`.
-  cuda::CUdeviceptr box_of(int owner, int poster, int box) const {
+  cuda::CUdeviceptr box_of(int owner, int poster, Box box) const {
     return addresses_[static_cast<std::size_t>(owner)] +
            static_cast<cuda::CUdeviceptr>(box * size_ + poster) * sizeof(unsigned);
   }
@@ -236,7 +210,7 @@ class CudaExchange : public Exchange {
               cuda::CU_STREAM_WRITE_VALUE_DEFAULT),
           "cuStreamWriteValue32");
   }
-  void take(int rank, int box, Stream stream) const {
+  void take(int rank, Box box, Stream stream) const {
     const cuda::ContextScope scope(context_);
     const auto on = static_cast<cuda::CUstream>(stream);
     const cuda::CUdeviceptr at = box_of(rank_, rank, box);
@@ -311,21 +285,25 @@ CudaExchanges::CudaExchanges(int device, int rank, int size, Gather gather,
     : impl_(std::make_unique<Impl>(device, rank, size, std::move(gather), has_failed)) {}
 CudaExchanges::~CudaExchanges() = default;
 
-std::shared_ptr<Exchange> CudaExchanges::open(std::size_t bytes, int boxes) {
-  auto made = std::make_shared<CudaExchange>(impl_->context, impl_->rank, impl_->size, bytes, boxes);
-  const MemoryPlace own = made->place();
+std::shared_ptr<Exchange> CudaExchanges::open(std::size_t bytes) {
+  auto made = std::make_shared<CudaExchange>(impl_->context, impl_->rank, impl_->size, bytes);
+  // A rank that cannot reach another tells all, so that none waits for it.
+  std::string refusal;
+  const auto attempt = [&](const auto& part) {
+    try {
+      part();
+    } catch (const Error& error) {
+      refusal = error.message();
+    }
+    for (const std::string& text : impl_->gather(refusal))
+      if (!text.empty()) throw Error(ErrorCode::unsupported, text);
+  };
+  MemoryPlace own{};
+  attempt([&] { own = made->place(); });
   std::vector<MemoryPlace> places;
   for (const std::string& text : impl_->gather(std::string(reinterpret_cast<const char*>(&own), sizeof own)))
     std::memcpy(&places.emplace_back(), text.data(), sizeof own);
-  // A rank that cannot reach another tells all, so that none waits for it.
-  std::string refusal;
-  try {
-    made->open_peers(places);
-  } catch (const Error& error) {
-    refusal = error.message();
-  }
-  for (const std::string& text : impl_->gather(refusal))
-    if (!text.empty()) throw Error(ErrorCode::unsupported, text);
+  attempt([&] { made->open_peers(places); });
   impl_->watch.add(made);
   return made;
 }

@@ -22,8 +22,8 @@ class CudaExchanges {
   CudaExchanges(int device, int rank, int size, Gather gather, const std::function<bool()>& has_failed);
   ~CudaExchanges();
 
-  // Every rank calls it with the same numbers. Throws unsupported if a rank cannot reach another's memory.
-  std::shared_ptr<Exchange> open(std::size_t bytes, int boxes);
+  // Every rank calls it with the same number. Throws unsupported if a rank cannot reach another's memory.
+  std::shared_ptr<Exchange> open(std::size_t bytes);
 
  private:
   struct Impl;

@@ -18,8 +18,9 @@ std::unique_ptr<GatheredForward> GatheredForward::make(const RankTask& task) {
   AttentionSpec spec = task.spec;
   // A tile of more ranks would wait for the keys of all of them before its block of the grid has much else to
   // do (tests/bench/parallel.md).
-  if (task.layout != SequenceLayout::zigzag || task.size() != 2 || task.own_keys() == 0 ||
-      spec.mask.empty() || !std::all_of(spec.mask.begin(), spec.mask.end(), is_causal))
+  if (!task.transport->maps_memory() || task.layout != SequenceLayout::zigzag || task.size() != 2 ||
+      task.own_keys() == 0 || spec.mask.empty() ||
+      !std::all_of(spec.mask.begin(), spec.mask.end(), is_causal))
     return nullptr;
   // The whole has as many rows as keys, so both alignments are one.
   spec.mask = {CausalMask{}};
@@ -55,28 +56,26 @@ int GatheredForward::piece_keys() const {
 }
 
 // In the order in which ranks read keys: the rank after this one needs them first, and of a chunk the last
-// piece.
+// piece. Memory is mapped, so nothing is told to receive.
 void GatheredForward::send(const AttentionArgs& args, Exchange& exchange, const Tensor& all_k,
                            const Tensor& all_v, Stream stream) const {
   const int piece = piece_keys();
   exchange.begin(stream);
   for (int step = 1; step < task_.size(); ++step) {
-    const int to = task_.after(step);
-    bool any = false;
-    for (const auto& [chunk, place] : gathered_schedule(task_.whole.seqlen_k, to, task_.size()).chunks) {
+    CopyStep copies{task_.after(step), task_.after(task_.size() - step), Box::sent};
+    for (const auto& [chunk, place] :
+         gathered_schedule(task_.whole.seqlen_k, copies.to, task_.size()).chunks) {
       const auto c = static_cast<std::size_t>(chunk);
       if (keys_.owner_of[c] != task_.own()) continue;
-      if (!std::exchange(any, true)) exchange.await(to, freed);
       const int length = keys_.chunks[c].length, own = keys_.place_of[c] * length;
       for (int at = length - piece; at >= 0; at -= piece) {
-        exchange.put(to, part_of(all_k, sequence_dim, place + at, piece),
-                     part_of(*args.k, sequence_dim, own + at, piece));
-        exchange.put(to, part_of(all_v, sequence_dim, place + at, piece),
-                     part_of(*args.v, sequence_dim, own + at, piece));
-        exchange.raise(to, (place + at) / piece);
+        copies.sends.push_back({part_of(all_k, sequence_dim, place + at, piece),
+                                part_of(*args.k, sequence_dim, own + at, piece)});
+        copies.sends.push_back({part_of(all_v, sequence_dim, place + at, piece),
+                                part_of(*args.v, sequence_dim, own + at, piece), (place + at) / piece});
       }
     }
-    if (any) exchange.post(to, Box::sent);
+    exchange.pass(copies);
   }
 }
 
@@ -109,7 +108,7 @@ void GatheredForward::forward(const AttentionArgs& args, const std::optional<Ten
     wait();
     exchange.lower(pieces, stream);
   }
-  for (const int from : senders) exchange.post(from, freed, stream);
+  for (const int from : senders) exchange.release(from, stream);
   exchange.end(stream);
 }
 

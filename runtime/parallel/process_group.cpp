@@ -15,10 +15,11 @@ namespace {
 // of each rank, 1 where it is posted.
 class ProcessExchange : public HostExchange {
  public:
-  ProcessExchange(std::shared_ptr<HostMeeting> meeting, std::size_t bytes, int boxes)
+  ProcessExchange(std::shared_ptr<HostMeeting> meeting, std::size_t bytes)
       : HostExchange(meeting->rank()),
         meeting_(std::move(meeting)),
-        boxes_bytes_((static_cast<std::size_t>(meeting_->size() * boxes) * sizeof(Word) + 255) / 256 * 256) {
+        boxes_bytes_((static_cast<std::size_t>(meeting_->size() * num_boxes) * sizeof(Word) + 255) / 256 *
+                     256) {
     const std::size_t all = boxes_bytes_ + bytes;
     std::optional<SharedMemory> own;
     std::string refusal;
@@ -47,8 +48,8 @@ class ProcessExchange : public HostExchange {
   }
 
   using HostExchange::post;
-  void post(int rank, int box) override { box_of(rank, rank_, box) = 1; }
-  void await(int rank, int box) override {
+  void post(int rank, Box box) override { box_of(rank, rank_, box) = 1; }
+  void await(int rank, Box box) override {
     Word& own = box_of(rank_, rank, box);
     meeting_->wait_until([&] { return own != 0; });
     own = 0;
@@ -64,7 +65,7 @@ class ProcessExchange : public HostExchange {
     return memories_[static_cast<std::size_t>(rank)].data() + boxes_bytes_;
   }
   // In the memory of `owner`.
-  Word& box_of(int owner, int poster, int box) const {
+  Word& box_of(int owner, int poster, Box box) const {
     return reinterpret_cast<Word*>(
         memories_[static_cast<std::size_t>(owner)].data())[box * meeting_->size() + poster];
   }
@@ -84,14 +85,14 @@ void ProcessTransport::require_alive() const {
   meeting_->require_alive();
 }
 
-std::shared_ptr<Exchange> ProcessTransport::exchange(Device device, std::size_t bytes, int boxes) {
-  if (device.kind != Device::Kind::cuda) return std::make_shared<ProcessExchange>(meeting_, bytes, boxes);
+std::shared_ptr<Exchange> ProcessTransport::exchange(Device device, std::size_t bytes, std::size_t) {
+  if (device.kind != Device::Kind::cuda) return std::make_shared<ProcessExchange>(meeting_, bytes);
   std::unique_ptr<CudaExchanges>& of_gpu = exchanges_[device.index];
   if (!of_gpu)
     of_gpu = std::make_unique<CudaExchanges>(
         device.index, rank(), size(), [this](const std::string& own) { return gather(own); },
         [meeting = meeting_] { return meeting->has_failed(); });
-  return of_gpu->open(bytes, boxes);
+  return of_gpu->open(bytes);
 }
 
 void ProcessTransport::fail(const std::string& why) noexcept {

@@ -23,7 +23,7 @@ class ProcessTransport : public Transport {
   void require_device(Device) const override {}
   void require_alive() const override;
   std::vector<std::string> gather(const std::string& own) override { return meeting_->gather(own); }
-  std::shared_ptr<Exchange> exchange(Device device, std::size_t bytes, int boxes) override;
+  std::shared_ptr<Exchange> exchange(Device device, std::size_t bytes, std::size_t bytes_of_step) override;
   void fail(const std::string& why) noexcept override;
 
  private:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "runtime/parallel.hpp"
 #include "runtime/parallel/transport.hpp"
@@ -18,6 +19,12 @@ struct RankTask {
   // computed some at a time. So long sequences take less memory, and others as few launches as they can.
   std::size_t most_bytes = std::size_t{2400} << 20;
 
+  // Multiprocessors that launches leave to copies that run beside them.
+  std::optional<int> multiprocessors_of_copies() const {
+    constexpr int of_nccl = 4;
+    if (transport->maps_memory() || engine.device().kind != Device::Kind::cuda) return std::nullopt;
+    return of_nccl;
+  }
   int own() const { return transport->rank(); }
   int size() const { return transport->size(); }
   // The rank that is `step` after this one, in a circle.

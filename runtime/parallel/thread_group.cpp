@@ -17,9 +17,8 @@ namespace {
 
 // The boxes of all ranks.
 struct Boxes {
-  Boxes(std::size_t ranks, int boxes)
-      : size(ranks), posted(ranks * ranks * static_cast<std::size_t>(boxes)) {}
-  std::size_t place(int from, int to, int box) const {
+  explicit Boxes(std::size_t ranks) : size(ranks), posted(ranks * ranks * num_boxes) {}
+  std::size_t place(int from, int to, Box box) const {
     return (static_cast<std::size_t>(box) * size + static_cast<std::size_t>(from)) * size +
            static_cast<std::size_t>(to);
   }
@@ -71,14 +70,14 @@ class ThreadExchange : public HostExchange {
         memories_(std::move(memories)) {}
 
   using HostExchange::post;
-  void post(int rank, int box) override {
+  void post(int rank, Box box) override {
     {
       const std::lock_guard lock(meetings_->mutex);
       boxes_->posted[boxes_->place(rank_, rank, box)] = 1;
     }
     meetings_->changed.notify_all();
   }
-  void await(int rank, int box) override {
+  void await(int rank, Box box) override {
     std::unique_lock lock(meetings_->mutex);
     char& posted = boxes_->posted[boxes_->place(rank, rank_, box)];
     meetings_->changed.wait(lock, [&] { return posted || !meetings_->failure.empty(); });
@@ -114,8 +113,8 @@ class ThreadTransport : public Transport {
     meetings_->wait();  // nobody changes them before all have read them
     return all;
   }
-  std::shared_ptr<Exchange> exchange(Device device, std::size_t bytes, int boxes) override {
-    if (device.kind == Device::Kind::cuda) return on_gpu(device.index, bytes, boxes);
+  std::shared_ptr<Exchange> exchange(Device device, std::size_t bytes, std::size_t) override {
+    if (device.kind == Device::Kind::cuda) return on_gpu(device.index, bytes);
     constexpr std::size_t alignment = 256;
     std::unique_ptr<std::byte[]> memory(new std::byte[bytes + alignment]);
     const auto address =
@@ -123,7 +122,7 @@ class ThreadTransport : public Transport {
     {
       const std::lock_guard lock(meetings_->mutex);
       meetings_->memories[place()] = reinterpret_cast<std::byte*>(address);
-      if (rank_ == 0) meetings_->boxes = std::make_shared<Boxes>(meetings_->size, boxes);
+      if (rank_ == 0) meetings_->boxes = std::make_shared<Boxes>(meetings_->size);
     }
     meetings_->wait();
     auto made = std::make_shared<ThreadExchange>(meetings_, meetings_->boxes, rank_, std::move(memory),
@@ -148,7 +147,7 @@ class ThreadTransport : public Transport {
 
  private:
   std::size_t place() const { return static_cast<std::size_t>(rank_); }
-  std::shared_ptr<Exchange> on_gpu(int device, std::size_t bytes, int boxes) {
+  std::shared_ptr<Exchange> on_gpu(int device, std::size_t bytes) {
     std::unique_ptr<CudaExchanges>& exchanges = exchanges_[device];
     if (!exchanges)
       exchanges = std::make_unique<CudaExchanges>(
@@ -157,7 +156,7 @@ class ThreadTransport : public Transport {
             const std::lock_guard lock(meetings->mutex);
             return !meetings->failure.empty();
           });
-    return exchanges->open(bytes, boxes);
+    return exchanges->open(bytes);
   }
 
   const std::shared_ptr<Meetings> meetings_;
@@ -183,6 +182,12 @@ int ParallelGroup::rank() const noexcept {
 }
 int ParallelGroup::size() const noexcept {
   return transport_->size();
+}
+bool ParallelGroup::maps_memory() const noexcept {
+  return transport_->maps_memory();
+}
+const std::string& ParallelGroup::transport_reason() const noexcept {
+  return transport_->reason();
 }
 void ParallelGroup::fail(const std::string& why) const noexcept {
   transport_->fail(why);

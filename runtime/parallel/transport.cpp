@@ -6,11 +6,27 @@
 
 namespace flashjit {
 
-std::shared_ptr<Exchange> open_exchange(Transport& transport, Device device, std::size_t bytes) {
-  std::shared_ptr<Exchange> exchange = transport.exchange(device, bytes, num_boxes);
+void MappedExchange::pass(const CopyStep& step) {
+  if (step.sends.empty()) return;
+  if (step.box == sent && step.to != own_rank()) await(step.to, freed);
+  for (const RankCopy& copy : step.sends) {
+    put(step.to, copy.to, copy.from);
+    if (copy.flag >= 0) raise(step.to, copy.flag);
+  }
+  post(step.to, step.box);
+}
+
+const std::string& Transport::reason() const {
+  static const std::string text = "the ranks were said to be of one host";
+  return text;
+}
+
+std::shared_ptr<Exchange> open_exchange(Transport& transport, Device device, std::size_t bytes,
+                                        std::size_t bytes_of_step) {
+  std::shared_ptr<Exchange> exchange = transport.exchange(device, bytes, bytes_of_step);
   exchange->begin(nullptr);
   for (int rank = 0; rank < transport.size(); ++rank)
-    if (rank != transport.rank()) exchange->post(rank, freed);
+    if (rank != transport.rank()) exchange->release(rank);
   return exchange;
 }
 
@@ -52,7 +68,7 @@ void run_together(Transport& transport, const std::function<void()>& part) {
 void end_together(Transport& transport, const std::function<void()>& finish) noexcept {
   try {
     finish();
-    transport.gather({});
+    if (transport.maps_memory()) transport.gather({});
   } catch (const std::exception&) {
     // A rank has failed, and none writes any more.
   }

@@ -19,6 +19,7 @@
 #include "runtime/cuda/memory.hpp"
 #include "runtime/parallel/rank_attention.hpp"
 #include "runtime/parallel/transport.hpp"
+#include "tests/support/message_group.hpp"
 #include "tests/support/workload.hpp"
 #include "tests/unit/expect_error.h"
 
@@ -170,6 +171,7 @@ class Parallel : public ComputesOnEveryDevice {
     bool on_gpus = false;
     bool short_of_memory = false;
     bool of_processes = false;  // ranks meet in shared memory
+    bool by_messages = false;   // ranks do not reach each other's memory
   };
   // Computes what the workload asks for by so many ranks, and writes it where one engine would. Returns the
   // steps of rank 0.
@@ -177,7 +179,8 @@ class Parallel : public ComputesOnEveryDevice {
     const Case& c = workload.given();
     const bool backward = c.spec.op == Operation::backward;
     const AttentionSpec forward = backward ? forward_of(c.spec) : c.spec;
-    const std::vector<ParallelGroup> group = ParallelGroup::of_threads(size);
+    const std::vector<ParallelGroup> group =
+        ways.by_messages ? message_group(size) : ParallelGroup::of_threads(size);
     const std::string name = ways.of_processes ? ParallelGroup::name_of_processes(size) : std::string();
     std::vector<std::string> errors(static_cast<std::size_t>(size));
     ParallelAttention::Steps steps;
@@ -234,7 +237,7 @@ class Parallel : public ComputesOnEveryDevice {
         watch.begin(own);
         ParallelAttention::Steps frugal_steps;
         // Ranks may be a call ahead of each other.
-        for (int turn = 0; turn < (gpu ? 3 : ways.short_of_memory ? 2 : 1); ++turn) {
+        for (int turn = 0; turn < (gpu ? 3 : ways.short_of_memory || ways.by_messages ? 2 : 1); ++turn) {
           if (frugal)
             frugal_steps = backward ? frugal->backward(args, nullptr) : frugal->forward(args, nullptr);
           else if (backward)
@@ -275,6 +278,10 @@ class Parallel : public ComputesOnEveryDevice {
       workload.reset();
       run(workload, size, layout, {.of_processes = true});
       EXPECT_EQ(workload.outputs(), first) << "the bits differ from run to run";
+      SCOPED_TRACE("by messages");
+      workload.reset();
+      run(workload, size, layout, {.by_messages = true});
+      EXPECT_TRUE(workload.check());
     }
   }
 };
@@ -326,8 +333,8 @@ TEST_P(Parallel, OneHeadAtATime) {
       EXPECT_TRUE(workload.check());
       const std::vector<std::byte> first = workload.outputs();
       workload.reset();
-      run(workload, size, SequenceLayout::zigzag, {.short_of_memory = true});
-      EXPECT_EQ(workload.outputs(), first) << "the bits differ from run to run";
+      run(workload, size, SequenceLayout::zigzag, {.short_of_memory = true, .by_messages = true});
+      EXPECT_EQ(workload.outputs(), first) << "the bits differ by messages, or from run to run";
     }
 }
 
@@ -352,6 +359,46 @@ TEST_P(Parallel, SkipsWhatNoRowSees) {
   EXPECT_EQ(first.launched, 1);  // rows 0 to 11, which see no other keys
   EXPECT_EQ(first.skipped, 3);
   EXPECT_TRUE(workload.check());
+}
+
+// From and to every layout, by messages: of 6 rows and 6 heads, element i is i.
+TEST_P(Parallel, ConvertsLayoutsByMessages) {
+  if (on().is_cuda()) return;
+  using Layout = SequenceLayout;
+  constexpr Layout layouts[] = {Layout::contiguous, Layout::zigzag, Layout::heads,     Layout::contiguous,
+                                Layout::heads,      Layout::zigzag, Layout::contiguous};
+  const std::vector<std::int64_t> whole = {2, 12, 6, 3};
+  for (const int size : {2, 3}) {
+    const std::vector<ParallelGroup> group = message_group(size);
+    Engine& engine = on().engine();
+    on_threads(size, [&](int rank) {
+      const auto first = [&](int row) {
+        return sequence_chunks(Layout::contiguous, 12, rank, size)[0].begin + row;
+      };
+      const int rows = 12 / size;
+      std::vector<std::int32_t> given(2 * 12 * 6 * 3 / static_cast<std::size_t>(size)), x;
+      for (std::size_t i = 0; i < given.size(); ++i) {
+        const int entry = static_cast<int>(i) / (rows * 18), in_entry = static_cast<int>(i) % (rows * 18);
+        given[i] = (entry * 12 + first(in_entry / 18)) * 18 + in_entry % 18;
+      }
+      x = given;
+      for (std::size_t i = 0; i + 1 < std::size(layouts); ++i) {
+        const LayoutConversion change(engine, group[static_cast<std::size_t>(rank)], DType::int32, whole,
+                                      layouts[i], layouts[i + 1]);
+        std::vector<std::int32_t> to(x.size(), -1);
+        change.convert(Tensor::contiguous(x.data(), DType::int32, {}, change.own_sizes(layouts[i])),
+                       Tensor::contiguous(to.data(), DType::int32, {}, change.own_sizes(layouts[i + 1])));
+        if (layouts[i + 1] == Layout::heads) {
+          EXPECT_EQ(to[0], rank * (6 / size) * 3);
+        } else {
+          const SequenceChunk last = sequence_chunks(layouts[i + 1], 12, rank, size).back();
+          EXPECT_EQ(to.back(), (12 + last.begin + last.length) * 18 - 1);
+        }
+        x = to;
+      }
+      EXPECT_EQ(x, given);
+    });
+  }
 }
 
 TEST_P(Parallel, RanksThatDisagreeAreToldBeforeTheFirstStep) {

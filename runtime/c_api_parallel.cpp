@@ -70,6 +70,14 @@ flashjit_status flashjit_group_rank(const flashjit_group* group, int32_t* rank, 
     if (size) *size = of.size();
   });
 }
+flashjit_status flashjit_group_transport(const flashjit_group* group, int32_t* maps_memory,
+                                         const char** reason) {
+  return guarded([&] {
+    const flashjit::ParallelGroup& of = require(group, "group").group;
+    if (maps_memory) *maps_memory = of.maps_memory();
+    if (reason) *reason = of.transport_reason().c_str();
+  });
+}
 flashjit_status flashjit_group_fail(const flashjit_group* group, const char* why) {
   return guarded([&] { require(group, "group").group.fail(&require(why, "why")); });
 }

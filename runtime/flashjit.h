@@ -419,11 +419,15 @@ FLASHJIT_C_API flashjit_status flashjit_group_name(int32_t size, char name[FLASH
 /* This process's rank of the group. All ranks call it, and wait for each other. */
 FLASHJIT_C_API flashjit_status flashjit_group_of_processes(const char* name, int32_t rank, int32_t size,
                                                            flashjit_group** group);
-/* This process's rank of an ncclComm_t, whose GPUs belong to one host. All ranks call it, and wait for each
- * other for at most five minutes. The communicator stays the caller's, who aborts one that has failed. */
+/* This process's rank of an ncclComm_t. All ranks call it, and wait for each other for at most five minutes.
+ * The communicator stays the caller's, outlives the group, and is aborted by its owner once it has failed. */
 FLASHJIT_C_API flashjit_status flashjit_group_of_nccl(void* comm, flashjit_group** group);
 /* Either may be null. */
 FLASHJIT_C_API flashjit_status flashjit_group_rank(const flashjit_group* group, int32_t* rank, int32_t* size);
+/* 1 if ranks reach each other's memory, 0 if they send and receive; and why. Either may be null. The text is
+ * valid as long as the group. */
+FLASHJIT_C_API flashjit_status flashjit_group_transport(const flashjit_group* group, int32_t* maps_memory,
+                                                        const char** reason);
 /* Makes waiting and later calls of all ranks fail with this text: for a rank that cannot go on. */
 FLASHJIT_C_API flashjit_status flashjit_group_fail(const flashjit_group* group, const char* why);
 /* FLASHJIT_DEVICE_FAILED once a rank's call has failed or its process has ended: ask after waiting for a

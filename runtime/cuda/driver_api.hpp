@@ -162,7 +162,7 @@ struct CUDA_MEMCPY2D {
   X(MemFree, "cuMemFree_v2", CUresult(CUdeviceptr))                                                       \
   X(MemcpyAsync, "cuMemcpyAsync", CUresult(CUdeviceptr, CUdeviceptr, std::size_t, CUstream))              \
   X(MemsetD8Async, "cuMemsetD8Async", CUresult(CUdeviceptr, unsigned char, std::size_t, CUstream))        \
-  X(StreamCreate, "cuStreamCreate", CUresult(CUstream*, unsigned))                                        \
+  X(StreamCreateWithPriority, "cuStreamCreateWithPriority", CUresult(CUstream*, unsigned, int))           \
   X(StreamDestroy, "cuStreamDestroy_v2", CUresult(CUstream))                                              \
   X(StreamSynchronize, "cuStreamSynchronize", CUresult(CUstream))                                         \
   X(StreamQuery, "cuStreamQuery", CUresult(CUstream))                                                     \

@@ -1,5 +1,6 @@
 #include "runtime/cuda/memory.hpp"
 
+#include <limits>
 #include <string>
 
 #include "codegen/base/error.hpp"
@@ -108,9 +109,11 @@ void DeviceBuffer::fill(unsigned char byte, Stream stream) {
   check(driver().MemsetD8Async(pointer_, byte, size_, stream_of(stream)), "cuMemsetD8Async");
 }
 
-OwnedStream::OwnedStream(const Context& context) : context_(context) {
+OwnedStream::OwnedStream(const Context& context, bool urgent) : context_(context) {
+  constexpr int usual = 0, most_urgent = std::numeric_limits<int>::min();  // the driver takes its own limit
   const ContextScope scope(context);
-  check(driver().StreamCreate(&handle_, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  check(driver().StreamCreateWithPriority(&handle_, CU_STREAM_NON_BLOCKING, urgent ? most_urgent : usual),
+        "cuStreamCreateWithPriority");
 }
 
 OwnedStream::~OwnedStream() {

@@ -60,7 +60,8 @@ class DeviceBuffer {
 // A stream that does not wait for the legacy default stream.
 class OwnedStream {
  public:
-  explicit OwnedStream(const Context& context);
+  // Blocks of an urgent stream's kernels get multiprocessors before those of others.
+  explicit OwnedStream(const Context& context, bool urgent = false);
   ~OwnedStream();
   OwnedStream(const OwnedStream&) = delete;
   OwnedStream& operator=(const OwnedStream&) = delete;

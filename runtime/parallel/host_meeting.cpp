@@ -69,6 +69,10 @@ std::string HostMeeting::create(int size) {
   return SharedMemory::create(Shared::bytes(size)).name();
 }
 
+void HostMeeting::require(const std::string& name, int size) {
+  SharedMemory::open(name, Shared::bytes(size));
+}
+
 HostMeeting::HostMeeting(const std::string& name, int rank, int size, std::chrono::milliseconds most)
     : rank_(rank),
       size_(size),

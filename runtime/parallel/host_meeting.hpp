@@ -15,6 +15,8 @@ class HostMeeting {
  public:
   // Makes the memory for so many ranks, and returns its name. Throws device_failed.
   static std::string create(int size);
+  // Throws device_failed if this process cannot open it.
+  static void require(const std::string& name, int size);
   // All ranks open it; the last one to do so removes its name. Throws device_failed if one does not come.
   HostMeeting(const std::string& name, int rank, int size,
               std::chrono::milliseconds most = std::chrono::minutes(5));

@@ -18,13 +18,17 @@ using ncclComm_t = void*;
 constexpr int ncclUint8 = 1;
 constexpr ncclResult_t ncclSuccess = 0, ncclInProgress = 7;  // in progress: communicators that do not block
 
-#define FLASHJIT_NCCL_FUNCTIONS(X)                              \
-  X(GetErrorString, const char*(ncclResult_t))                  \
-  X(CommCount, ncclResult_t(ncclComm_t, int*))                  \
-  X(CommUserRank, ncclResult_t(ncclComm_t, int*))               \
-  X(CommCuDevice, ncclResult_t(ncclComm_t, int*))               \
-  X(CommGetAsyncError, ncclResult_t(ncclComm_t, ncclResult_t*)) \
-  X(AllGather, ncclResult_t(const void*, void*, std::size_t, int, ncclComm_t, Stream))
+#define FLASHJIT_NCCL_FUNCTIONS(X)                                                     \
+  X(GetErrorString, const char*(ncclResult_t))                                         \
+  X(CommCount, ncclResult_t(ncclComm_t, int*))                                         \
+  X(CommUserRank, ncclResult_t(ncclComm_t, int*))                                      \
+  X(CommCuDevice, ncclResult_t(ncclComm_t, int*))                                      \
+  X(CommGetAsyncError, ncclResult_t(ncclComm_t, ncclResult_t*))                        \
+  X(AllGather, ncclResult_t(const void*, void*, std::size_t, int, ncclComm_t, Stream)) \
+  X(GroupStart, ncclResult_t())                                                        \
+  X(GroupEnd, ncclResult_t())                                                          \
+  X(Send, ncclResult_t(const void*, std::size_t, int, int, ncclComm_t, Stream))        \
+  X(Recv, ncclResult_t(void*, std::size_t, int, int, ncclComm_t, Stream))
 
 struct NcclApi {
 #define FLASHJIT_MEMBER(name, ...) std::add_pointer_t<__VA_ARGS__> name = nullptr;
@@ -80,15 +84,37 @@ void NcclCommunicator::all_gather(const void* from, void* to, std::size_t bytes,
   if (result != ncclInProgress) check(result, "ncclAllGather");
 }
 
+void NcclCommunicator::send_and_receive(int to, const std::vector<Message>& sends, int from,
+                                        const std::vector<Message>& receives, Stream stream) const {
+  ncclResult_t result = nccl().GroupStart();
+  check(result, "ncclGroupStart");
+  const auto add = [&](ncclResult_t added) {
+    if (result == ncclSuccess && added != ncclInProgress) result = added;
+  };
+  for (const auto& [data, bytes] : sends) add(nccl().Send(data, bytes, ncclUint8, to, comm_, stream));
+  for (const auto& [data, bytes] : receives) add(nccl().Recv(data, bytes, ncclUint8, from, comm_, stream));
+  const ncclResult_t ended = nccl().GroupEnd();
+  check(result, "ncclSend or ncclRecv");
+  if (ended == ncclInProgress)
+    wait_until([] { return true; }, patience);  // others' work on the stream comes after it
+  else
+    check(ended, "ncclGroupEnd");
+}
+
+bool NcclCommunicator::is_ready() const {
+  ncclResult_t state = ncclSuccess;
+  check(nccl().CommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
+  if (state != ncclInProgress) check(state, "the communicator has failed, which its owner has to abort");
+  return state != ncclInProgress;
+}
+
+void NcclCommunicator::require_alive() const {
+  (void)is_ready();
+}
+
 void NcclCommunicator::wait_until(const std::function<bool()>& done, std::chrono::milliseconds most) const {
   const auto last = std::chrono::steady_clock::now() + most;
-  for (;;) {
-    ncclResult_t state = ncclSuccess;
-    check(nccl().CommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
-    if (state != ncclInProgress) {  // else it has not been enqueued yet
-      check(state, "the communicator has failed, which its owner has to abort");
-      if (done()) return;
-    }
+  while (!is_ready() || !done()) {
     if (std::chrono::steady_clock::now() > last)
       throw Error(ErrorCode::device_failed, "not all ranks of the communicator have come within " +
                                                 std::to_string(most.count()) +

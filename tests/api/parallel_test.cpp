@@ -28,6 +28,11 @@ TEST(CParallel, ComputesOnARankAndRefusesBadInput) {
   EXPECT_EQ(flashjit_group_rank(group, &rank, &size), FLASHJIT_OK);
   EXPECT_EQ(rank, 0);
   EXPECT_EQ(size, 1);
+  int32_t maps_memory = -1;
+  const char* why = nullptr;
+  EXPECT_EQ(flashjit_group_transport(group, &maps_memory, &why), FLASHJIT_OK);
+  EXPECT_EQ(maps_memory, 1);
+  EXPECT_NE(std::string(why).find("one host"), std::string::npos);
   EXPECT_EQ(flashjit_group_fail(group, "no reason"), FLASHJIT_OK);
   EXPECT_EQ(flashjit_group_check(group), FLASHJIT_DEVICE_FAILED);
   EXPECT_NE(std::string(flashjit_last_error_message()).find("no reason"), std::string::npos);

@@ -300,7 +300,7 @@ TEST_F(CudaDeviceTest, StreamOfAnotherContextIsRefused) {
   ASSERT_EQ(driver_function<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&other, 0, 0),
             CUDA_SUCCESS);
   CUstream stream = nullptr;
-  check(driver().StreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  check(driver().StreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0), "cuStreamCreateWithPriority");
   const Error error = error_of([&] { launch(*kernel, out, 1, stream); });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
   EXPECT_THAT(error.message(), HasSubstr("stream"));

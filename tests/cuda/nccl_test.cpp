@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "codegen/base/error.hpp"
 #include "runtime/parallel.hpp"
@@ -24,6 +25,9 @@ struct FakeNccl {
   int in_progress_for = 0;  // questions for its state, which it is in progress before
   int of_gather = success;  // what the gather returns
   int questions = 0;
+  int of_send = success, of_group = success;
+  int groups = 0;  // that are open
+  std::string messages;
 };
 FakeNccl fake_nccl;
 
@@ -47,6 +51,22 @@ FAKE_NCCL int ncclCommCuDevice(void*, int* device) {
 }
 FAKE_NCCL int ncclCommGetAsyncError(void*, int* state) {
   *state = ++fake_nccl.questions <= fake_nccl.in_progress_for ? in_progress : fake_nccl.state;
+  return success;
+}
+FAKE_NCCL int ncclGroupStart() {
+  ++fake_nccl.groups;
+  return success;
+}
+FAKE_NCCL int ncclGroupEnd() {
+  --fake_nccl.groups;
+  return fake_nccl.of_group;
+}
+FAKE_NCCL int ncclSend(const void*, std::size_t bytes, int, int to, void*, void*) {
+  fake_nccl.messages += " > " + std::to_string(to) + ": " + std::to_string(bytes);
+  return fake_nccl.of_send;
+}
+FAKE_NCCL int ncclRecv(void*, std::size_t bytes, int, int from, void*, void*) {
+  fake_nccl.messages += " < " + std::to_string(from) + ": " + std::to_string(bytes);
   return success;
 }
 FAKE_NCCL int ncclAllGather(const void*, void*, std::size_t, int, void*, void*) {
@@ -87,6 +107,23 @@ TEST_F(Nccl, IsNotDoneBeforeTheGatherIsEnqueued) {
   fake_nccl.in_progress_for = 3;
   EXPECT_EQ(message(true, std::chrono::minutes(1)), "");
   EXPECT_EQ(fake_nccl.questions, 4);
+}
+
+TEST_F(Nccl, SendsAndReceivesInTheOrderOfTheLists) {
+  const NcclCommunicator comm(&fake_nccl);
+  std::byte memory[8];
+  const std::vector<Message> sends = {{memory, 3}, {memory, 5}}, receives = {{memory, 7}};
+  comm.send_and_receive(1, sends, 2, receives, nullptr);
+  EXPECT_EQ(fake_nccl.messages, " > 1: 3 > 1: 5 < 2: 7");
+  // A communicator that does not block has enqueued them once it is no longer in progress.
+  fake_nccl.of_group = fake_nccl.of_send = in_progress;
+  fake_nccl.in_progress_for = 3;
+  comm.send_and_receive(1, sends, 2, receives, nullptr);
+  EXPECT_EQ(fake_nccl.questions, 4);
+  fake_nccl.of_send = remote_error;
+  fake_nccl.of_group = success;
+  EXPECT_THROW(comm.send_and_receive(1, sends, 2, receives, nullptr), Error);
+  EXPECT_EQ(fake_nccl.groups, 0) << "a group that failed is still open";
 }
 
 // Freeing the gather's memory would wait for the gather.

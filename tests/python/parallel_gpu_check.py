@@ -1,7 +1,9 @@
 """By hand, on two GPUs: flashjit.parallel of a group of PyTorch's, beside one GPU: results, CUDA graphs, conversions,
 and a process that dies.
 
-    parallel_gpu_check.py [nccl|gloo] [GPUS]
+    parallel_gpu_check.py [nccl|gloo|messages] [GPUS]
+
+messages: over NCCL, as between hosts. There nothing tells that a process of one host has died.
 """
 
 import itertools
@@ -17,7 +19,7 @@ import torch
 import torch.distributed as dist
 from flashjit import parallel
 
-SEQLEN, HEADS, HEADS_KV = 4096, 8, 4
+BATCH, SEQLEN, HEADS, HEADS_KV = 2, 4096, 8, 4
 SPEC = {"op": "forward", "dtype": "bf16", "head_dim": 128}
 LIMIT = 20  # seconds within which a rank's call ends once another rank's process has ended
 
@@ -31,10 +33,10 @@ class Rank:
     """A rank's tensors, and its forward with its backward."""
 
     def __init__(self, engine, group, spec, layout, whole):
-        sizes = {"seqlen_q": SEQLEN, "num_heads_q": HEADS, "num_heads_kv": HEADS_KV}
+        sizes = {"batch": BATCH, "seqlen_q": SEQLEN, "num_heads_q": HEADS, "num_heads_kv": HEADS_KV}
         self.attention = parallel.ParallelAttention(engine, spec, group, layout, **sizes)
         self.given = {name: own(x, 1, self.attention.layout, group) for name, x in whole.items()}
-        lse = torch.empty(1, HEADS, SEQLEN // group.size, device="cuda")
+        lse = torch.empty(BATCH, HEADS, SEQLEN // group.size, device="cuda")
         self.made = {"o": torch.empty_like(self.given["q"]), "lse": lse}
         self.gradients = {"d" + name: torch.empty_like(self.given[name]) for name in "qkv"}
         for op in ("forward", "backward"):
@@ -62,7 +64,7 @@ class Rank:
 def inputs():
     torch.manual_seed(0)
     sizes = {"q": HEADS, "k": HEADS_KV, "v": HEADS_KV, "do": HEADS}
-    return {name: torch.randn(1, SEQLEN, n, 128, dtype=torch.bfloat16, device="cuda") for name, n in sizes.items()}
+    return {name: torch.randn(BATCH, SEQLEN, n, 128, dtype=torch.bfloat16, device="cuda") for name, n in sizes.items()}
 
 
 def differing(a, b, names):
@@ -133,9 +135,11 @@ def compute_for_ever(engine, group):
 
 def run(rank, size, backend, file, what):
     torch.cuda.set_device(rank)
-    dist.init_process_group(backend, init_method=f"file://{file}", rank=rank, world_size=size)
+    os.environ["FLASHJIT_MAP_PEERS"] = str(int(backend != "messages"))
+    dist.init_process_group("nccl" if backend == "messages" else backend, init_method=f"file://{file}", rank=rank, world_size=size)
     group = parallel.of_torch()
     assert (group.rank, group.size) == (rank, size)
+    assert group.maps_memory == (backend != "messages"), group.transport_reason
     engine = flashjit.Engine(f"cuda:{rank}")
     if what == "dies":
         compute_for_ever(engine, group)
@@ -147,7 +151,7 @@ def run(rank, size, backend, file, what):
 
 def main(backend="nccl", size=2):
     failed = False
-    for what in ("computes", "dies"):
+    for what in ("computes", "dies") if backend != "messages" else ("computes",):
         with tempfile.TemporaryDirectory() as folder:
             ranks = []
             for rank in range(size):

@@ -74,8 +74,10 @@ def of_processes(name, rank, size):
 def of_nccl(comm):
     """This process's Group of an NCCL communicator, whose address `comm` is. All its ranks call it.
 
-    Their GPUs belong to one host and reach each other's memory. A rank that has not called it after five minutes, or an
-    error of the communicator, is a DeviceFailedError. Whoever owns a communicator that has failed aborts it.
+    GPUs of one host that reach each other's memory copy there; others, or those of ranks with FLASHJIT_MAP_PEERS=0,
+    send and receive over NCCL. The attributes maps_memory and transport_reason say which, and why. A rank that has not
+    called it after five minutes, or an error of the communicator, is a DeviceFailedError. The communicator outlives the
+    group. Whoever owns one that has failed aborts it.
     """
     return _native.group_of_nccl(comm)
 
@@ -83,8 +85,8 @@ def of_nccl(comm):
 def of_torch(group=None):
     """This process's Group of a torch.distributed process group (by default the one of all processes).
 
-    All its processes call it; they belong to one host. A group with NCCL is one of its GPUs, each of which is its
-    process's current device. Groups of other backends are of CPUs, or of GPUs that reach each other's memory.
+    All its processes call it. A group with NCCL is one of its GPUs (of_nccl), each of which is its process's current
+    device. Groups of other backends are of one host's CPUs, or of GPUs that reach each other's memory.
     """
     import torch
     import torch.distributed as dist

@@ -98,6 +98,16 @@ PyObject* group_rank(PyObject* self, void* which) {
   flashjit_group_rank(as<GroupObject>(self)->group, &rank, &size);
   return PyLong_FromLong(which ? size : rank);
 }
+PyObject* group_maps_memory(PyObject* self, void*) {
+  std::int32_t maps_memory = 0;
+  flashjit_group_transport(as<GroupObject>(self)->group, &maps_memory, nullptr);
+  return PyBool_FromLong(maps_memory);
+}
+PyObject* group_transport_reason(PyObject* self, void*) {
+  const char* reason = "";
+  flashjit_group_transport(as<GroupObject>(self)->group, nullptr, &reason);
+  return PyUnicode_FromString(reason);
+}
 PyObject* group_fail(PyObject* self, PyObject* args) {
   const char* why = nullptr;
   if (!PyArg_ParseTuple(args, "s:fail", &why)) return refuse_with_cause("why a rank fails: ");
@@ -379,6 +389,9 @@ PyMethodDef group_methods[] = {
 PyGetSetDef group_getters[] = {
     {"rank", group_rank, nullptr, "This rank, from 0.", nullptr},
     {"size", group_rank, nullptr, "The number of ranks.", const_cast<char*>("size")},
+    {"maps_memory", group_maps_memory, nullptr,
+     "Whether ranks reach each other's memory. Others send and receive.", nullptr},
+    {"transport_reason", group_transport_reason, nullptr, "Why they do, or do not.", nullptr},
     {}};
 char group_doc[] = "A rank's place among those that compute together.";
 PyType_Slot group_slots[] = {{Py_tp_doc, group_doc},

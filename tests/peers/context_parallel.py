@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
 """Attention of one sequence over the GPUs of a host, a process each: flashjit beside PyTorch's context_parallel.
 
-    context_parallel.py --library libflashjit.so.2 [--seqlens 32768] [--heads 16] [--rounds 5] [--check]
+    context_parallel.py --library libflashjit.so.2 [--seqlens 32768] [--heads 16] [--rounds 6] [--check] [--peer]
+        [--messages]
 
-Prints milliseconds of the slowest rank, forward and forward with backward, bf16, causal, heads of 128. --check compares
-flashjit's results with one GPU's. Needs PyTorch with NCCL, which is also what flashjit's group comes from.
+Prints milliseconds of the slowest rank, forward and backward, bf16, causal, heads of 128, in both states of the cards.
+All are timed in turns. --check compares flashjit's results with one GPU's. --messages: flashjit over NCCL, too, as
+between hosts. Needs PyTorch with NCCL, which is also what flashjit's group comes from.
 """
 import argparse
+import contextlib
 import ctypes
 import os
 import statistics
+import time
 
 import torch
 import torch.distributed as dist
@@ -67,7 +71,7 @@ def communicator(rank, size):
 class Flashjit:
     """A rank's ParallelAttention through the C interface."""
 
-    def __init__(self, path, rank, size, whole, layout):
+    def __init__(self, path, rank, size, whole, layout, messages):
         self.lib = ctypes.CDLL(path)
         self.lib.flashjit_last_error_message.restype = ctypes.c_char_p
         self.engine, self.spec = ctypes.c_void_p(), ctypes.c_void_p()
@@ -76,7 +80,11 @@ class Flashjit:
         self.call("engine_create", ctypes.byref(given), ctypes.byref(self.engine))
         self.call("spec_create", b'{"op": "forward", "dtype": "bf16", "head_dim": 128, "mask": ["causal"]}',
                   ctypes.byref(self.spec))
+        os.environ["FLASHJIT_MAP_PEERS"] = "0" if messages else "1"
         self.call("group_of_nccl", communicator(rank, size), ctypes.byref(self.group))
+        maps_memory = ctypes.c_int32()
+        self.call("group_transport", self.group, ctypes.byref(maps_memory), None)
+        assert maps_memory.value == (not messages)
         batch, seqlen, heads = whole
         shape = Shape(ctypes.sizeof(Shape), batch, seqlen, seqlen, heads, heads)
         self.call("parallel_create", self.engine, self.spec, ctypes.byref(shape), layout, self.group,
@@ -113,26 +121,62 @@ class Flashjit:
         self.lib.flashjit_group_destroy(self.group)
 
 
-def slowest(work, rounds):
-    """The median of rounds, each as long as its slowest rank takes."""
-    samples = []
-    for _ in range(rounds + 1):
-        torch.cuda.synchronize()
-        dist.barrier()
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+REST, HEAT = 0.2, 1.0  # seconds before each sample at rest, and of the same launches before sustained ones
+
+
+def sample(work):
+    """Milliseconds of a launch of this rank. Short ones are three, after one that is not timed."""
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    work()
+    start.record()
+    for _ in range(3):
         work()
-        start.record()
-        for _ in range(3):
-            work()
-        stop.record()
-        torch.cuda.synchronize()
-        ms = torch.tensor([start.elapsed_time(stop) / 3], device="cuda")
-        dist.all_reduce(ms, op=dist.ReduceOp.MAX)
-        samples.append(ms.item())
-    return statistics.median(samples[1:])
+    stop.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(stop) / 3
 
 
-def of_pytorch(rank, size, seqlen, heads, rounds):
+def slowest(samples):
+    """The median of samples, each as long as its slowest rank takes."""
+    ms = torch.tensor(samples, device="cuda")
+    dist.all_reduce(ms, op=dist.ReduceOp.MAX)
+    return statistics.median(ms.tolist())
+
+
+def meet():
+    torch.cuda.synchronize()
+    dist.barrier()
+    torch.cuda.synchronize()
+
+
+def in_turns(works, rounds):
+    """(at rest, sustained) milliseconds of each of the works, by name."""
+    names = list(works)
+    orders = [names[i % len(names):] + names[:i % len(names)] for i in range(rounds)]
+    for work in works.values():
+        meet()
+        sample(work)
+    rest, heat = {name: [] for name in names}, {name: [] for name in names}
+    for order in orders:
+        for name in order:
+            meet()
+            time.sleep(REST)
+            rest[name].append(sample(works[name]))
+    rest = {name: slowest(samples) for name, samples in rest.items()}
+    for order in (names, names[::-1]):
+        for name in order:
+            meet()
+            for _ in range(int(HEAT * 1000 / rest[name])):
+                works[name]()
+            for _ in range(rounds // 2):
+                heat[name].append(sample(works[name]))
+                meet()
+    return {name: (rest[name], slowest(heat[name])) for name in names}
+
+
+@contextlib.contextmanager
+def of_pytorch(rank, size, seqlen, heads):
+    """PyTorch's forward and backward, which it computes in this context."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -142,22 +186,22 @@ def of_pytorch(rank, size, seqlen, heads, rounds):
     buffers = [q, k, v, grad]
     with context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 4, no_restore_buffers=set(buffers)), \
             sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        for t in (q, k, v):
-            t.requires_grad_()
 
-        def forward():
+        def attend():
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-        def both():
-            forward().backward(grad)
-            q.grad = k.grad = v.grad = None
+        def forward():
+            with torch.no_grad():
+                attend()
 
-        with torch.no_grad():
-            ms = slowest(forward, rounds)
-        return ms, slowest(both, rounds)
+        for t in (q, k, v):
+            t.requires_grad_()
+        o = attend()
+        yield forward, lambda: torch.autograd.grad(o, (q, k, v), grad, retain_graph=True)
 
 
-def of_flashjit(rank, size, seqlen, heads, options):
+def of_flashjit(rank, size, seqlen, heads, options, messages):
+    """flashjit's object, and its forward and backward."""
     zigzag = 1
     torch.manual_seed(0)
     whole = {name: torch.randn(1, seqlen, heads, 128, dtype=torch.bfloat16, device="cuda") for name in "qkv"}
@@ -178,18 +222,17 @@ def of_flashjit(rank, size, seqlen, heads, options):
     tensors["lse"] = torch.full((1, heads, seqlen // size), float("nan"), device="cuda")
     for name in "qkv":
         tensors["d" + name] = torch.full_like(tensors[name], float("nan"))
-    attention = Flashjit(options.library, rank, size, (1, seqlen, heads), zigzag)
-    forward_names = ["q", "k", "v", "o", "lse"]
-    of_forward = {name: tensors[name] for name in forward_names}
+    attention = Flashjit(options.library, rank, size, (1, seqlen, heads), zigzag, messages)
+    of_forward = {name: tensors[name] for name in ("q", "k", "v", "o", "lse")}
 
     def forward():
         attention.launch("forward", of_forward)
 
-    def both():
-        forward()
+    def backward():
         attention.launch("backward", tensors)
 
-    both()
+    forward()
+    backward()
     torch.cuda.synchronize()
     if options.check:
         q, k, v = (whole[name].transpose(1, 2).clone().requires_grad_() for name in "qkv")
@@ -199,12 +242,10 @@ def of_flashjit(rank, size, seqlen, heads, options):
             right = own(right.detach().transpose(1, 2)).float()
             error = (tensors[name].float() - right).abs().max().item()
             share = (tensors[name].float() - right).norm().item() / right.norm().item()
-            print(f"rank {rank} {name}: largest error {error:.4f}, share of the norm {share:.5f}", flush=True)
+            print(f"rank {rank} {name}{' by messages' * messages}: largest error {error:.4f}, share of the norm "
+                  f"{share:.5f}", flush=True)
             assert share < 0.01, name  # two roundings to bf16 and their products
-    del whole
-    ms = slowest(forward, options.rounds), slowest(both, options.rounds)
-    attention.close()
-    return ms
+    return attention, forward, backward
 
 
 def run(rank, size, options):
@@ -213,11 +254,26 @@ def run(rank, size, options):
     dist.init_process_group("nccl", rank=rank, world_size=size, device_id=torch.device("cuda", rank))
     dist.barrier()
     for seqlen in options.seqlens:
-        mine = of_flashjit(rank, size, seqlen, options.heads, options)
-        peer = of_pytorch(rank, size, seqlen, options.heads, options.rounds) if options.peer else (0, 0)
-        if rank == 0:
-            print(f"{seqlen}: flashjit {mine[0]:.3f}, {mine[1]:.3f} ms; context_parallel {peer[0]:.3f}, "
-                  f"{peer[1]:.3f} ms", flush=True)
+        objects, works = [], {"forward": {}, "backward": {}}
+
+        def add(name, forward, backward):
+            works["forward"][name], works["backward"][name] = forward, backward
+
+        for messages in (False, True) if options.messages else (False,):
+            made, *both = of_flashjit(rank, size, seqlen, options.heads, options, messages)
+            objects.append(made)
+            add("flashjit" + ", messages" * messages, *both)
+        peer = of_pytorch(rank, size, seqlen, options.heads) if options.peer else contextlib.nullcontext()
+        with peer as both:
+            if options.peer:
+                add("context_parallel", *both)
+            for op, of_op in works.items():
+                for name, (rest, heat) in in_turns(of_op, options.rounds).items():
+                    if rank == 0:
+                        print(f"{seqlen} {op}, {name}: {rest:.3f} ms at rest, {heat:.3f} sustained", flush=True)
+        del works, both
+        for made in objects:
+            made.close()
     dist.destroy_process_group()
 
 
@@ -227,9 +283,10 @@ if __name__ == "__main__":
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--seqlens", type=lambda text: [int(n) for n in text.split(",")], default=[32768])
     parser.add_argument("--heads", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--port", type=int, default=29517)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--peer", action="store_true", help="PyTorch's context_parallel with cuDNN, too")
+    parser.add_argument("--messages", action="store_true", help="flashjit over NCCL, too")
     options = parser.parse_args()
     mp.spawn(run, (options.gpus, options), nprocs=options.gpus)

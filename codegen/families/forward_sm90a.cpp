@@ -442,7 +442,8 @@ std::string function_text(const AttentionSpec& spec) {
          (spec.gathered ? "GatheredMaps" : "ForwardMaps") + R"( maps) {
   forward_sm90a<Spec, Config>(params, maps);
 }
-extern "C" __global__ void __launch_bounds__(forward_merge_threads)
+extern "C" __global__ void __launch_bounds__(forward_merge_threads)" +
+         std::string(divides_by_length(spec) ? ", lengths_merge_blocks" : "") + R"()
     flashjit_forward_merge(const __grid_constant__ )" +
          params_of_step(spec).text + R"( params) {
   forward_sm90a_merge<Spec, Config>(params);
@@ -469,6 +470,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
                           .params = params_of_step(spec)});
   source.steps.push_back({.function = "flashjit_forward_merge",
                           .threads = device::forward_merge_threads,
+                          .shared_memory = divides_by_length(spec) ? device::lengths_merge_shared : 0,
                           .params = params_of<device::Sm90aForwardParams, true>(spec)});
 }
 

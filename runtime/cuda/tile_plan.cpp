@@ -5,7 +5,7 @@
 #include <limits>
 #include <string>
 
-#include "codegen/arguments/table.hpp"
+#include "codegen/families/forward_kernels.hpp"
 #include "codegen/spec/mask_rules.hpp"
 #include "runtime/cuda/tile_sections.hpp"
 #include "templates/shared/tile_waves.h"
@@ -59,12 +59,6 @@ std::int64_t steps_of_longest(const AttentionSpec& spec, const KernelConfig& con
   if (const auto* window = find_mask<SlidingWindowMask>(spec.mask); window && !window->sinks)
     keys = std::min(keys, tokens + p.window_left + (causal ? 0 : p.window_right));
   return ceil_div(std::max(keys, std::int64_t{1}), config.block_n);
-}
-
-// Whether the device divides keys by their lengths (cuda/forward_sm90a_lengths.cuh).
-bool divides_by_length(const AttentionSpec& spec) {
-  const bool on_device = is_cached(spec) || find_mask<PaddingMask>(spec.mask);
-  return std::max(spec.head_dim, spec.head_dim_v) > 256 && on_device;
 }
 
 // How many parts the keys of each tile have, all of which multiprocessors compute at the same time: an
@@ -196,7 +190,8 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
         p.part_blocks = static_cast<int>(ceil_div(steps, p.parts));
         // Where the grid takes every multiprocessor, the second step begins 8 us later.
         const std::int64_t blocks = multiprocessors - multiprocessors / 32;
-        p.shares = static_cast<int>(std::min(blocks / of_entry, std::int64_t{p.batch} * p.parts));
+        p.shares = static_cast<int>(std::min(
+            {blocks / of_entry, std::int64_t{p.batch} * p.parts, std::int64_t{device::most_forward_shares}}));
         p.begun = p.parts_state + places.states;
         p.turned_heads = 0;
         p.section_heads = 1;  // the schedule has a section, which no block of the grid asks for
@@ -225,14 +220,19 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
   return {static_cast<unsigned>(blocks), rows};
 }
 
-Grid merge_grid(const AttentionSpec& spec, const KernelConfig& config, const device::Sm90aForwardParams& p) {
+Grid merge_grid(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,
+                const device::Sm90aForwardParams& p) {
   const int at_once = device::forward_merge_rows(spec.head_dim_v), tokens = config.block_m / p.packed_heads;
   const int rows = std::min(p.seqlen_q, tokens) * p.packed_heads;  // of a tile, at most
-  const auto of_tile = static_cast<unsigned>(ceil_div(rows, at_once));
   const std::int64_t heads = p.num_heads_q / p.packed_heads, tiles = ceil_div(p.seqlen_q, tokens);
-  if (divides_by_length(spec))
-    return {of_tile, static_cast<unsigned>(heads * tiles), static_cast<unsigned>(p.shares)};
-  return {of_tile, static_cast<unsigned>(tiles), static_cast<unsigned>(p.batch * heads)};
+  if (divides_by_length(spec)) {
+    const std::int64_t pieces =
+        heads * tiles * rows * ceil_div(spec.head_dim_v, device::forward_merge_columns);
+    return {static_cast<unsigned>(
+        std::min(pieces * p.shares, std::int64_t{device::lengths_merge_blocks} * multiprocessors))};
+  }
+  return {static_cast<unsigned>(ceil_div(rows, at_once)), static_cast<unsigned>(tiles),
+          static_cast<unsigned>(p.batch * heads)};
 }
 
 }  // namespace flashjit::cuda

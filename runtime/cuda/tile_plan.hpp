@@ -31,7 +31,7 @@ Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multi
 Grid plan_tiles(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors, void* workspace,
                 device::Sm90aForwardParams& params, int parts = 0, int early_rows = 0);
 // The grid of the step that merges parts, for `params` as plan_tiles() has set them.
-Grid merge_grid(const AttentionSpec& spec, const KernelConfig& config,
+Grid merge_grid(const AttentionSpec& spec, const KernelConfig& config, int multiprocessors,
                 const device::Sm90aForwardParams& params);
 
 // Whether parts of keys are fixed (templates/shared/forward_sm90a_params.h).

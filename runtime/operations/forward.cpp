@@ -126,7 +126,7 @@ struct Forward {
     }
     if (planned.parts == 1) return;
     StepLaunch& merge = add("flashjit_forward_merge");
-    merge.grid = cuda::merge_grid(kernel.spec, kernel.config, planned);
+    merge.grid = cuda::merge_grid(kernel.spec, kernel.config, kernel.parallelism, planned);
     merge.dependent = true;
   }
 

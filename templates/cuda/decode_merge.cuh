@@ -38,6 +38,7 @@ struct DecodeMerge {
     const Entry entry(p, work.batch);
     const DecodeTile tile(p, entry, work.tile);
     griddepcontrol_wait();
+    const SharedRows<Row, threads> given{shared};
     int members = most_members;
     if (!Entry::fixed_parts)
       while (members >= 2 * work.end) members /= 2;
@@ -54,12 +55,12 @@ struct DecodeMerge {
       Row merged;
       if (exists) add_own_parts(merged, p, work, entry, row, column, member, members);
       __syncthreads();  // the members of the rows before have been read
-      give(shared, merged);
+      given.give(merged);
       __syncthreads();
       if (!exists || member != 0) continue;
 #pragma unroll 1
       for (int other = 1; other < members; ++other)
-        merged.add(take(shared, tid_x() + static_cast<u32>(other * team_threads)));
+        merged.add(given.take(tid_x() + static_cast<u32>(other * team_threads)));
       const float lse = D::Sums::finish(p, merged, tile.first_head + head);
       const auto offset = [&](const TensorView& t) {
         return entry.problem.q_offset(t) + (tile.first_position + position) * t.row_stride +
@@ -92,24 +93,6 @@ struct DecodeMerge {
     } else {
       add(work.begin, work.end);
     }
-  }
-
-  FLASHJIT_FN static void give(u32 shared, const Row& row) {
-    st_shared_v4(shared + tid_x() * 16, __float_as_uint(row.o[0]), __float_as_uint(row.o[1]),
-                 __float_as_uint(row.o[2]), __float_as_uint(row.o[3]));
-    st_shared_v2(shared + threads * 16 + tid_x() * 8, __float_as_uint(row.maximum), __float_as_uint(row.sum));
-  }
-  FLASHJIT_FN static Row take(u32 shared, u32 thread) {
-    u32 o[4];
-    int state[2];
-    ld_shared_v4(o, shared + thread * 16);
-    ld_shared_v2(state[0], state[1], shared + threads * 16 + thread * 8);
-    Row row;
-#pragma unroll
-    for (int c = 0; c < 4; ++c) row.o[c] = __uint_as_float(o[c]);
-    row.maximum = __uint_as_float(static_cast<u32>(state[0]));
-    row.sum = __uint_as_float(static_cast<u32>(state[1]));
-    return row;
   }
 
   FLASHJIT_FN static i64 slot(const CudaDecodeParams& p, const Work& work, int part) {

@@ -7,6 +7,7 @@
 
 #include "cuda/dropout.cuh"
 #include "cuda/forward_sm90a_consumer.cuh"
+#include "cuda/forward_sm90a_merge.cuh"
 #include "cuda/forward_sm90a_parts.cuh"
 #include "cuda/forward_sm90a_producer.cuh"
 #include "cuda/forward_sm90a_shared.cuh"
@@ -146,6 +147,11 @@ struct ForwardSm90a {
   static FLASHJIT_FN void run(const Sm90aForwardParams& p, const ForwardMaps& maps) {
     extern __shared__ __align__(1024) char dynamic_shared[];
     const Shared shared{dynamic_shared, shared_address(dynamic_shared)};
+    // By a warp that has nothing else to do at first.
+    if constexpr (by_length)
+      if (p.parts > 1 && threadIdx.x / 32 == 1)
+        Sm90aLengths<ForwardSm90a>::divide(p, shared.start + layout.own_part,
+                                           static_cast<int>(threadIdx.x % 32));
     if (threadIdx.x == 0) {
       griddepcontrol_launch_dependents();
       prefetch_tensormap(maps.q);
@@ -164,9 +170,6 @@ struct ForwardSm90a {
       fence_mbarrier_init();
     }
     if constexpr (Config::pack_gqa) zero_unused_rows(p, shared);
-    if constexpr (by_length)
-      if (p.parts > 1 && threadIdx.x < 32)
-        Sm90aLengths<ForwardSm90a>::divide(p, shared.start + layout.own_part, static_cast<int>(threadIdx.x));
     if (Spec::dropout && threadIdx.x == 32)
       *reinterpret_cast<Words*>(dynamic_shared + layout.dropout_key) = dropout_key(p.dropout);
     __syncthreads();
@@ -194,7 +197,13 @@ struct ForwardSm90a {
 
 template <class Spec, class Config>
 FLASHJIT_FN void forward_sm90a_merge(const Sm90aForwardParams& params) {
-  Sm90aPartsMerge<ForwardSm90a<Spec, Config>>::run(params);
+  using Kernel = ForwardSm90a<Spec, Config>;
+  if constexpr (Kernel::by_length) {
+    extern __shared__ __align__(1024) char dynamic_shared[];
+    Sm90aLengthsMerge<Kernel>::run(params, shared_address(dynamic_shared));
+  } else {
+    Sm90aPartsMerge<Kernel>::run(params);
+  }
 }
 template <class Spec, class Config>
 FLASHJIT_FN void forward_sm90a(const Sm90aForwardParams& params, const ForwardMaps& maps) {

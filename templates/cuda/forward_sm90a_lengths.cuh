@@ -7,10 +7,11 @@
 #pragma once
 
 #include "cuda/entry_units.cuh"
-#include "cuda/ptx.cuh"
+#include "cuda/ptx_sm90a.cuh"
 #include "cuda/tile_index.cuh"
 #include "shared/forward_sm90a_params.h"
 #include "shared/mask.h"
+#include "shared/paged_forward_params.h"
 #include "shared/params.h"
 #include "shared/problem.h"
 
@@ -41,7 +42,7 @@ class Sm90aLengths {
   // A tile costs as much as so many blocks beyond its own: its rows come and go.
   static constexpr int tile_cost = 1;
 
-  // For the first warp, before a launch's first tile: finds the share of this block of the grid and writes it
+  // For a warp, before a launch's first tile: finds the share of this block of the grid and writes it
   // to shared memory.
   FLASHJIT_FN static void divide(const Sm90aForwardParams& p, u32 to, int lane) {
     const auto units_of = [&](int batch) {
@@ -63,6 +64,11 @@ class Sm90aLengths {
       }
     }
     if (lane != 0) return;
+    if constexpr (Spec::paged) {
+      const PageTable& pages = with_pages(p).pages;
+      prefetch_global(pages.table + own.batch * pages.table_stride +
+                      pages.page_of(own.block * Kernel::block_n));
+    }
     st_shared_v4(to, own.batch, own.block, own.end_batch, own.end_block);
     if (blockIdx.x % tiles != 0) return;
     const u32 words[] = {static_cast<u32>(begun[0]), static_cast<u32>(begun[1])};
@@ -85,17 +91,18 @@ class Sm90aLengths {
   // For the merge: the entry that a share begins and another one ends, or -1, and how many parts it has.
   struct Begun {
     int batch, parts;
-    FLASHJIT_FN Begun(const Sm90aForwardParams& p, u32 share) {
-      u32 words[2];
-      ld_global_cg_v2(words, static_cast<const float*>(p.begun) + 2 * share);
-      batch = static_cast<int>(words[0]), parts = static_cast<int>(words[1]);
-    }
   };
+  FLASHJIT_FN static Begun begun(const Sm90aForwardParams& p, int share) {
+    u32 words[2];
+    ld_global_cg_v2(words, static_cast<const float*>(p.begun) + 2 * share);
+    return {static_cast<int>(words[0]), static_cast<int>(words[1])};
+  }
 
- private:
   FLASHJIT_FN static int tiles_of_entry(const Sm90aForwardParams& p) {
     return p.num_heads_q / Rows(p).heads * ceil_div(p.seqlen_q, Rows(p).tokens);
   }
+
+ private:
   // The blocks of keys that any row of an entry may see, by its first head.
   FLASHJIT_FN static Span hull_blocks(const Sm90aForwardParams& p, int batch) {
     const Problem problem = make_problem<Spec::varlen, Mask::padding, Spec::paged>(p, batch, 0);

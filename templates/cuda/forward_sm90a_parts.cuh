@@ -5,7 +5,6 @@
 #pragma once
 
 #include "cuda/accumulator_row.cuh"
-#include "cuda/forward_sm90a_lengths.cuh"
 #include "cuda/merge_parts.cuh"
 #include "cuda/ptx_sync.cuh"
 #include "cuda/scaled.cuh"
@@ -99,80 +98,5 @@ FLASHJIT_FN void write_part(const Sm90aForwardParams& p, int row, int left, int 
     if (exists && lane % 4 == 0) st_global_v2(p.parts_state + 2 * to, state);
   }
 }
-
-// The second kernel. Block (x, y, z) of the grid has some rows of tile y of head z, packed heads as one.
-// Where the device divides keys by their lengths, of tile y of the entry that share z begins and another one
-// ends. A team of threads has a row, four columns each.
-template <class Kernel>
-struct Sm90aPartsMerge {
-  using Spec = typename Kernel::Spec;
-  using Mask = typename Kernel::Mask;
-  using Sinks = typename Kernel::Sinks;
-  using Softmax = typename Kernel::Softmax;
-  // A long sequence may have as many parts as there are multiprocessors: each wait is for several of them.
-  static constexpr int parts_at_once = Kernel::by_length ? 16 : 2;
-  using Row = MergedRow<fp32, parts_at_once, FreshParts, Kernel::fixed_parts>;
-  static constexpr u32 threads_of_row = Spec::head_dim_v / Row::columns;
-  static constexpr int rows_at_once = forward_merge_rows(Spec::head_dim_v);
-
-  FLASHJIT_FN static void run(const Sm90aForwardParams& p) {
-    const u32 thread = tid_x();
-    const int team = thread / threads_of_row, column = thread % threads_of_row * Row::columns;
-    const int row = static_cast<int>(ctaid_x()) * rows_at_once + team;
-    const typename Kernel::Rows rows(p);
-    const u32 heads = static_cast<u32>(p.num_heads_q) / static_cast<u32>(rows.heads), head = ctaid_z();
-    TileIndex tile{static_cast<int>(head / heads), static_cast<int>(head % heads) * rows.heads,
-                   static_cast<int>(ctaid_y())};
-    int stride = static_cast<int>(nctaid_y()) * Kernel::block_m;  // rows from a part to the next
-    int first =
-        static_cast<int>(head) * p.parts * stride + static_cast<int>(ctaid_y()) * Kernel::block_m + row;
-    int count = p.parts;
-    if constexpr (Kernel::by_length) {
-      using Lengths = Sm90aLengths<Kernel>;
-      griddepcontrol_wait();
-      const typename Lengths::Begun begun(p, ctaid_z());
-      if (begun.batch < 0) return;
-      tile = Lengths::tile(p, begun.batch, static_cast<int>(ctaid_y()));
-      first = Lengths::place(static_cast<int>(head * nctaid_y() + ctaid_y()), false) * Kernel::block_m + row;
-      stride *= 2;
-      count = begun.parts;
-    }
-    const typename Kernel::Work work(p, tile);
-    const int position = rows.positions(work.rows.begin, row)(0), head_of_row = rows.head(row);
-    if constexpr (!Kernel::by_length) griddepcontrol_wait();
-    if (team >= rows_at_once || row >= rows.tokens * rows.heads || position >= work.rows_end) return;
-
-    Row merged;
-    if constexpr (Kernel::fixed_parts) {
-      first += (count - 1) * stride;
-      stride = -stride;
-    }
-    const float* const o = p.parts_o + first * Spec::head_dim_v + column;
-    const float* const states = p.parts_state + 2 * first;
-    const auto rows_to = [&](int part) {  // from the first part
-      return part * stride + (Kernel::by_length && part == 0 ? Kernel::block_m : 0);
-    };
-#pragma unroll 1  // for the time of a compile
-    for (int part = 0; part < count; part += parts_at_once)
-      merged.add_some(
-          part, count, 1, [&](int i) { return o + rows_to(i) * Spec::head_dim_v; },
-          [&](int i) { return states + 2 * rows_to(i); });
-    // As a consumer does that has all of a row's keys.
-    const float reference = fmaxf(merged.maximum, Softmax::lowest);
-    const float sum = Softmax::checked(merged.sum, reference);
-    float lse = Softmax::log_sum_exp(sum, reference), factor = sum == 0 ? 0.f : 1.f / sum;
-    if constexpr (Sinks::exist)
-      factor = Softmax::normalizer(sum, reference, Sinks::log2(p, work.problem.head_q + head_of_row), lse);
-    factor *= Kernel::output_factor(p, work.problem.head_kv);
-    if (Mask::padding && position >= work.rows.end) factor = 0, lse = minus_infinity;
-#pragma unroll
-    for (float& x : merged.o) x = factor == 0 ? 0.f : scaled<Spec::batch_invariant>(x, factor);
-    const auto offset = [&](const TensorView& t) {
-      return work.problem.q_offset(t) + position * t.row_stride + head_of_row * t.head_stride;
-    };
-    store_columns(static_cast<typename Kernel::OElement*>(p.o.data) + offset(p.o) + column, merged.o);
-    if (Spec::lse && column == 0) static_cast<float*>(p.lse.data)[offset(p.lse)] = lse;
-  }
-};
 
 }  // namespace flashjit::device

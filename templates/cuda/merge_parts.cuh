@@ -134,4 +134,29 @@ struct MergedRow {
   }
 };
 
+// Rows of four columns in shared memory, for teams of threads that share the parts of a row: 24 bytes for
+// each thread.
+template <class Row, int threads>
+struct SharedRows {
+  u32 start;
+
+  FLASHJIT_FN void give(const Row& row) const {
+    st_shared_v4(start + tid_x() * 16, __float_as_uint(row.o[0]), __float_as_uint(row.o[1]),
+                 __float_as_uint(row.o[2]), __float_as_uint(row.o[3]));
+    st_shared_v2(start + threads * 16 + tid_x() * 8, __float_as_uint(row.maximum), __float_as_uint(row.sum));
+  }
+  FLASHJIT_FN Row take(u32 thread) const {
+    u32 o[4];
+    int state[2];
+    ld_shared_v4(o, start + thread * 16);
+    ld_shared_v2(state[0], state[1], start + threads * 16 + thread * 8);
+    Row row;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) row.o[c] = __uint_as_float(o[c]);
+    row.maximum = __uint_as_float(static_cast<u32>(state[0]));
+    row.sum = __uint_as_float(static_cast<u32>(state[1]));
+    return row;
+  }
+};
+
 }  // namespace flashjit::device

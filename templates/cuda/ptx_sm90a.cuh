@@ -44,6 +44,10 @@ FLASHJIT_FN void setmaxnreg_dec() {
 FLASHJIT_FN void prefetch_tensormap(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
+// Asks for the line of memory that holds an address, for a later load.
+FLASHJIT_FN void prefetch_global(const void* from) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(from));
+}
 FLASHJIT_FN void cp_async_bulk_tensor_4d(u32 to, const TensorMap& map, u32 bar, int c0, int c1, int c2,
                                          int c3) {
   asm volatile(

@@ -44,6 +44,12 @@ constexpr int forward_merge_threads = 256;
 FLASHJIT_FN constexpr int forward_merge_rows(int head_dim_v) {
   return forward_merge_threads * 4 / head_dim_v;
 }
+// Where the device divides keys by their lengths: the most shares, columns of a row that a team of threads
+// merges, blocks that a multiprocessor holds at once, and a block's shared memory: rows that teams exchange,
+// sums of the warps and a message.
+constexpr int most_forward_shares = 256, forward_merge_columns = 64, lengths_merge_blocks = 3;
+constexpr int forward_merge_rows_bytes = forward_merge_threads * 24;
+constexpr int lengths_merge_shared = forward_merge_rows_bytes + 16 + forward_merge_threads / 8;
 
 // The kernel's second parameter. Maps are a parameter of their own because inline assembly that gets a map's
 // address counts as reading and writing everything beside the map. Maps are 4-D, [batch, heads, rows, dim]; q

@@ -155,8 +155,9 @@ void launch(const AttentionSpec& spec, const AttentionArgs& args, int garbage, i
       [&] { device::forward_sm90a<Spec, Emulated<Spec, Config>>(p, maps); }, garbage);
   if (p.parts == 1) return;
   run_grid(
-      cuda::merge_grid(spec, config, p), device::forward_merge_threads, 0,
-      [&] { device::forward_sm90a_merge<Spec, Emulated<Spec, Config>>(p); }, garbage);
+      cuda::merge_grid(spec, config, multiprocessors, p), device::forward_merge_threads,
+      device::lengths_merge_shared, [&] { device::forward_sm90a_merge<Spec, Emulated<Spec, Config>>(p); },
+      garbage);
 }
 
 class ForwardSm90a : public EmulatorTest {

@@ -28,6 +28,7 @@ void setmaxnreg_inc() {}
 template <int registers>
 void setmaxnreg_dec() {}
 inline void prefetch_tensormap(const TensorMap&) {}
+inline void prefetch_global(const void*) {}
 
 inline void cp_async_bulk_tensor_4d(u32 to, const TensorMap& opaque, u32 bar, int c0, int c1, int c2,
                                     int c3) {

@@ -139,7 +139,7 @@ class CudaExchange : public MappedExchange {
   }
 
   // Ends what waits for others, once one of them has failed.
-  void release(Stream stream) const {
+  void end_waits(Stream stream) const {
     const cuda::ContextScope scope(context_);
     for (std::size_t at = 0; at < boxes_bytes_; at += sizeof(unsigned))
       driver().StreamWriteValue32(static_cast<cuda::CUstream>(stream), address_of(memory_.data()) + at, 1,
@@ -257,7 +257,7 @@ class FailureWatch {
     while (!changed_.wait_for(lock, pause, [&] { return stopped_; })) {
       if (!has_failed_()) continue;
       for (const std::weak_ptr<CudaExchange>& each : exchanges_)
-        if (const auto exchange = each.lock()) exchange->release(stream_.get());
+        if (const auto exchange = each.lock()) exchange->end_waits(stream_.get());
     }
   }
 

@@ -15,8 +15,8 @@ bool fixes_rows(const AttentionSpec& spec) {
   return info_of(spec.op).writes_gradients;
 }
 
-// Whose blocks all sequences get: those of long ones. But wgmma's forward gives long ones of narrow heads
-// narrower blocks, by which short ones lose more than long ones gain (tests/bench/gpu_forward.md).
+// Whose blocks all sequences get: those of long ones. But wgmma's forward gives long ones of some narrow
+// heads narrower blocks, by which short ones lose more than long ones gain (tests/bench/gpu_forward.md).
 Shape model_shape(const AttentionSpec& spec, const Target& target) {
   const bool narrow = std::max(spec.head_dim, spec.head_dim_v) <= 64;
   const bool short_ones = narrow && target.has(Instructions::wgmma) && !fixes_rows(spec);

@@ -187,9 +187,9 @@ int given_registers(const AttentionSpec& spec, const KernelConfig& config) {
 int register_budget(const AttentionSpec& spec, const KernelConfig& config) {
   constexpr int with_q[] = {216, 212, 132}, without_q[] = {192, 200, 116};
   const int of_consumers = consumers(spec, config), given = given_registers(spec, config);
-  // batch_invariant's blocks of 128 keys fit three consumers of narrow heads, too, that have no other role.
+  // Blocks of 128 keys fit three consumers of narrow heads, too, that have no other role.
   const bool only_narrow = is_narrow(spec) && given == 0 && !looks_up(spec);
-  if (spec.batch_invariant && of_consumers == 3 && !config.q_in_registers && only_narrow) return 128;
+  if (of_consumers == 3 && !config.q_in_registers && only_narrow) return 128;
   return (config.q_in_registers ? with_q : without_q)[of_consumers - 1] - given;
 }
 
@@ -359,21 +359,23 @@ int rows_of_tile(const AttentionSpec& spec, const Shape& shape, const KernelConf
   const double usual = time_of(shape, config, 128);
   if (shape.seqlen_k <= 1024 && 1.5 * time_of(shape, config, 64) < usual) return 64;
   if (widest > 80 || config.pack_gqa) return 128;
-  if (config.tile_order == TileOrder::sections && shape.seqlen_q <= 4096) return 128;  // measured: 2% faster
+  if (config.tile_order == TileOrder::sections && shape.seqlen_q <= 2048) return 128;  // measured: 3% faster
   return (widest <= 64 ? 0.92 : 0.69) * time_of(shape, config, 192) < usual ? 192 : 128;
 }
 
-// The widest block that fits. Q is in registers unless that makes the block narrower than 96, or if
-// functions in scores have better use for the registers: more of them are then under way at once.
+// The widest block that fits. Q is in registers unless that makes the block narrower than 96, with three
+// consumers of narrow heads narrower than 128, or if functions in scores have better use for the registers:
+// more of them are then under way at once.
 std::optional<KernelConfig> with_widest_block(const AttentionSpec& spec, const Target& target,
-                                              KernelConfig config) {
-  for (const int least : {96, 16}) {
+                                              KernelConfig config, int most_stages) {
+  const int wide = is_narrow(spec) && config.block_m == 192 ? 128 : 96;
+  for (const int least : {wide, 96, 16}) {
     for (const bool first : {true, false}) {
       config.q_in_registers = first != (computes_functions(spec) && !is_narrow(spec) && !spec.precise);
       for (config.block_n = 128; config.block_n >= least; config.block_n -= 16) {
         if (!misfit(spec, target, config).empty()) continue;
         KernelConfig deeper = config;
-        deeper.num_stages = 3;
+        deeper.num_stages = most_stages;
         return config.block_m < 192 && misfit(spec, target, deeper).empty() ? deeper : config;
       }
     }
@@ -390,9 +392,11 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   config.block_m = rows_of_tile(spec, shape, config);
   config.ping_pong = config.block_m == 192;
   config.num_warps = warps(spec, config);
-  if (config.tile_order == TileOrder::sections) {
-    const bool pays = shape.seqlen_k <= 1024 || (!spec.score.empty() && !computes_functions(spec));
-    config.ping_pong |= config.block_m == 128 && widest > 64 && widest <= 128 && pays;
+  int most_stages = 3;
+  if (config.tile_order == TileOrder::sections && config.block_m == 128 && widest > 64 && widest <= 128) {
+    config.ping_pong = !spec.score.empty() && !computes_functions(spec);
+    // All heads of short sequences read K and V from memory at once. Fewer copies in flight are then faster.
+    if (shape.seqlen_k <= 512 && shape.num_heads_q == shape.num_heads_kv) most_stages = 2;
   }
   if (const auto* blocks = find_mask<BlockSparseMask>(spec.mask)) {
     // The largest tile within a block of the list.
@@ -421,13 +425,13 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
     config.num_stages = least_stages(spec);
     return config;
   }
-  if (const auto fitting = with_widest_block(spec, target, config)) return *fitting;
+  if (const auto fitting = with_widest_block(spec, target, config, most_stages)) return *fitting;
   if (config.block_m == 192) {  // a block that batch_invariant fixes may fit two consumers only
     config.block_m = 128;
     config.ping_pong = false;
     config.num_warps = warps(spec, config);
   }
-  return with_widest_block(spec, target, config).value_or(config);
+  return with_widest_block(spec, target, config, most_stages).value_or(config);
 }
 
 ParamsType params_of_step(const AttentionSpec& spec) {

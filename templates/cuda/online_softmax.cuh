@@ -178,16 +178,33 @@ class OnlineSoftmax {
   template <int registers, class Exponents = Unshifted>
   FLASHJIT_FN void exponentiate(float* scores, const Exponents& exponents = {}) {
 #pragma unroll
-    for (int r = 0; r < rows; ++r) {
-      float even = 0, odd = 0;
+    for (int r = 0; r < rows; ++r) row_sum_[r] += weigh_row<registers>(r, scores, exponents);
+  }
+  // The same before a block's maxima are known, so that weights may leave their range. sums: of this thread's
+  // weights in each row, for add() once they are in range.
+  template <int registers>
+  FLASHJIT_FN void weigh(float* scores, float (&sums)[rows]) const {
 #pragma unroll
-      for (int i = 0; i < registers / 4; ++i) {
-        float* const s = scores + r / 2 * registers + r % 2 * 2 + 4 * i;
-        even += s[0] = weight(r, s[0], exponents);
-        odd += s[1] = weight(r, s[1], exponents);
-      }
-      row_sum_[r] += even + odd;
-    }
+    for (int r = 0; r < rows; ++r) sums[r] = weigh_row<registers>(r, scores, Unshifted{});
+  }
+  // Whether weights of that type with these sums are in range; false for NaN.
+  template <class Weight>
+  FLASHJIT_FN static bool in_range(const float (&sums)[rows]) {
+    bool all = true;
+#pragma unroll
+    for (int r = 0; r < rows; ++r) all &= sums[r] <= largest_sum(Weight{});
+    return all;
+  }
+  FLASHJIT_FN void add(const float (&sums)[rows]) {
+#pragma unroll
+    for (int r = 0; r < rows; ++r) row_sum_[r] += sums[r];
+  }
+  // Whether any row of the warp has had no keys so far.
+  FLASHJIT_FN bool any_without_keys() const {
+    bool any = false;
+#pragma unroll
+    for (int r = 0; r < rows; ++r) any |= reference_[r] == lowest;
+    return __any_sync(0xffffffff, any);
   }
   // The same for two scores of row r, for calls between other work.
   FLASHJIT_FN void exponentiate(int r, float& a, float& b) {
@@ -243,6 +260,9 @@ class OnlineSoftmax {
   }
 
  private:
+  // fp16 has no numbers beyond 2^16. Weights in bf16 leave room for values and for the sums of all keys.
+  static constexpr FLASHJIT_FN float largest_sum(fp16) { return 0x1p15f; }
+  static constexpr FLASHJIT_FN float largest_sum(bf16) { return 0x1p64f; }
   // The largest exponent of row r's scores.
   template <int registers, class Exponents>
   FLASHJIT_FN float maximum(const float* scores, int r, const Exponents& exponents) const {
@@ -272,6 +292,17 @@ class OnlineSoftmax {
     if (to > lowest) to = fmaxf(to, least);
     correction_[r] = ex2_approx(reference_[r] - to);
     reference_[r] = to;
+  }
+  template <int registers, class Exponents>
+  FLASHJIT_FN float weigh_row(int r, float* scores, const Exponents& exponents) const {
+    float even = 0, odd = 0;
+#pragma unroll
+    for (int i = 0; i < registers / 4; ++i) {
+      float* const s = scores + r / 2 * registers + r % 2 * 2 + 4 * i;
+      even += s[0] = weight(r, s[0], exponents);
+      odd += s[1] = weight(r, s[1], exponents);
+    }
+    return even + odd;
   }
   template <class Exponents = Unshifted>
   FLASHJIT_FN float weight(int r, float score, const Exponents& exponents = {}) const {

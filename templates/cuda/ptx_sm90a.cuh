@@ -30,6 +30,18 @@ FLASHJIT_FN void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
 FLASHJIT_FN void bar_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// Waits as bar.sync does. Whether x holds in any of the threads; all get the same.
+FLASHJIT_FN bool bar_red_or(int id, int threads, bool x) {
+  int any;
+  asm volatile(
+      "{.reg .pred p;\n"
+      "setp.ne.b32 p, %3, 0;\n"
+      "bar.red.or.pred p, %1, %2, p;\n"
+      "selp.b32 %0, 1, 0, p;}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<int>(x)));
+  return any;
+}
 template <int registers>
 FLASHJIT_FN void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));

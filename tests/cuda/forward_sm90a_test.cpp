@@ -313,6 +313,25 @@ TEST_F(ForwardSm90a, PartsOfFarScores) {
     }
 }
 
+// Three consumers of narrow heads take a block's maxima only where weights leave their range: in the first
+// block of a row, in some of the later ones, or in none.
+TEST_F(ForwardSm90a, WeightsThatLeaveTheirRange) {
+  for (const Data data : {Data::plain, Data::huge_scores, Data::falling}) {
+    Case c{.batch = 1, .heads_q = 2, .heads_kv = 1, .seqlen_q = 200, .seqlen_k = 230, .data = data};
+    for (const float scale : {0.3f, 4.0f}) {
+      c.softmax_scale = scale;
+      expect<SpecOf<Bf16, 24, 40, false>, ConfigOf<192, 32, false, false>>(c, {});
+      expect<SpecOf<Fp16, 64, 64, false, BottomRight>, ConfigOf<192, 64, false, false, sections>>(
+          c, {CausalMask{}});
+    }
+    c.seqlen_k = 90;  // the first rows see nothing
+    expect<SpecOf<Fp16, 24, 40, false, BottomRight>, ConfigOf<192, 32, false, true, sections>>(
+        c, {CausalMask{}});
+    c.lengths_q = {150, 20}, c.lengths_k = {70, 90};
+    expect<WithDropout<SpecOf<Bf16, 24, 40, true>>, ConfigOf<192, 32, false, false, waves>>(c, {});
+  }
+}
+
 // Tiles within blocks, blocks within tiles, and tiles across the edges of blocks.
 TEST_F(ForwardSm90a, ListsOfItsMasks) {
   const Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 150, .seqlen_k = 200};

@@ -16,6 +16,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/cuda/tensor_maps.hpp"
@@ -121,11 +122,14 @@ class Block {
     Barrier& b = named_[static_cast<std::size_t>(id)];
     if (++b.arrived == threads) b.complete(progress_);
   }
-  void named_sync(int id, int threads) {
+  // Whether x holds in any of the threads.
+  bool named_sync(int id, int threads, bool x = false) {
     Barrier& b = named_[static_cast<std::size_t>(id)];
     const int generation = b.generation;
+    b.any |= x;
     named_arrive(id, threads);
     wait([&] { return b.generation != generation; });
+    return b.last_any;
   }
   void warp_sync() {
     Barrier& b = warps_[threadIdx.x / 32];
@@ -173,10 +177,12 @@ class Block {
   };
   struct Barrier {
     int arrived = 0, generation = 0;
+    bool any = false, last_any = false;
     void complete(i64& progress) {
       ++progress;
       arrived = 0;
       ++generation;
+      last_any = std::exchange(any, false);
     }
   };
   struct Fiber {

@@ -20,6 +20,9 @@ inline void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
 inline void bar_arrive(int id, int threads) {
   emulator::block().named_arrive(id, threads);
 }
+inline bool bar_red_or(int id, int threads, bool x) {
+  return emulator::block().named_sync(id, threads, x);
+}
 inline void fence_mbarrier_init() {}
 inline void fence_proxy_async() {}
 inline void fence_proxy_async_global() {}

@@ -414,7 +414,16 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
     }
   }
   if (has_wide_heads(spec)) {
-    // A stage of values in keys is free late: several small ones hide the time of a copy.
+    // A stage of values in keys is free late: several small ones hide the time of a copy. Where four tiles
+    // and more read the same keys, products of more keys at once save more than that (tests/bench/wide.md).
+    const std::int64_t rows =
+        std::int64_t{shape.seqlen_q} * shape.num_heads_q / std::max(shape.num_heads_kv, 1);
+    const bool divides = divides_columns(spec) && !spec.batch_invariant;
+    if (spec.v_in_k && !spec.kv_dtype && divides && rows > 3 * config.block_m) {
+      KernelConfig many_keys = config;
+      many_keys.block_n = 64;
+      if (misfit(spec, target, many_keys).empty()) return many_keys;
+    }
     for (config.block_n = spec.v_in_k ? 32 : 64; config.block_n > 16; config.block_n -= 16)
       for (config.num_stages = 4; config.num_stages >= least_stages(spec); --config.num_stages) {
         KernelConfig converting = config;

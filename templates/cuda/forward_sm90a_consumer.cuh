@@ -68,6 +68,11 @@ class Sm90aConsumer {
   static constexpr int turn_barrier = 1;       // + consumer: its turn at the tensor cores
   static constexpr int warpgroup_barrier = 4;  // + consumer: its own four warps
 
+  // Whether a product with V goes before the next scores. Of two stages of values in keys one is then filled
+  // again during scores and softmax.
+  static constexpr bool values_first =
+      Spec::v_in_k && Config::num_stages == 2 && column_groups > 1 && !Kernel::converts;
+
   struct Nothing {};
   static constexpr int first_column = column_group == 0 ? 0 : Sm90aLayout::first_columns(Spec::head_dim_v);
   static constexpr int columns =
@@ -197,7 +202,8 @@ class Sm90aConsumer {
     if constexpr (q_in_registers) take_q();
     wait_k();
     issue_qk();
-    wgmma_commit_group();  // empty: stands for the product with V that weigh() waits for
+    if constexpr (!values_first)
+      wgmma_commit_group();  // empty: stands for the product with V that weigh() waits for
     blocks.take(block, *this);
     if constexpr (Spec::dropout) make_row_words(work);
     softmax_.reset();
@@ -215,11 +221,15 @@ class Sm90aConsumer {
       if (!blocks.next(block)) break;
       const Ring before = ring_;
       ring_.advance();
+      const auto issue_values = [&] {
+        wait_v(before, v_stage, work);
+        issue_pv(before);
+      };
+      if constexpr (values_first) issue_values();
       wait_k();
       if constexpr (ping_pong) take_turn();
       issue_qk();
-      wait_v(before, v_stage, work);
-      issue_pv(before);
+      if constexpr (!values_first) issue_values();
       v_stage = before.stage;
       under_way_ = 1;
       if constexpr (ping_pong) pass_turn();
@@ -415,6 +425,10 @@ class Sm90aConsumer {
                          const Heads& heads, const Block& block, int v_stage) {
     const auto of_rows = this->of_rows(score, rows, heads);
     wgmma_wait_group<1>();
+    if constexpr (values_first) {
+      release_v(v_stage, under_way_);
+      wgmma_wait_group<0>();
+    }
     if constexpr (!skips_maxima) release_k(ring_.stage);
     if constexpr (has_kv_scales) score_scales_.apply(scores_, shared_, ring_, lane_);
     bool rescale = false;
@@ -428,8 +442,10 @@ class Sm90aConsumer {
       softmax_.template exponentiate<block_n / 2>(scores_, exponents);
     }
     if constexpr (Spec::dropout) drop_weights();
-    wgmma_wait_group<0>();
-    release_v(v_stage, under_way_);
+    if constexpr (!values_first) {
+      wgmma_wait_group<0>();
+      release_v(v_stage, under_way_);
+    }
     pack_weights();
     if constexpr (column_groups > 1) handed_.give(weights_, softmax_, rescale, v_stage == ends_within);
     if (rescale && under_way_) {

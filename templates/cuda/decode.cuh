@@ -99,15 +99,11 @@ struct Decode {
         const DecodeTile tile(p_, entry, segment.tile);
         if constexpr (quantised) begin_quantised(tile, shared_.q(count % 2));
         begin_rows(tile, count);
-        const auto add = [&](const DecodeRound& round) {
-          add_keys(entry, tile, round);
-          if (!q_in_registers && round.last) release(shared_.q_empty(count % 2));
-          Sums(p_, shared_).write(entry, tile, segment, round, message.batch, [&](int first, u32 rows) {
-            give_sums(first, rows);
-          });
-          if (Entry::fixed_parts && !round.last) begin_sums();
-        };
-        Entry::each_round(segment, add);
+        add_keys(entry, tile, segment);
+        if (!q_in_registers) release(shared_.q_empty(count % 2));
+        Sums(p_, shared_).write(entry, tile, segment, message.batch, [&](int first, u32 rows) {
+          give_sums(first, rows);
+        });
       }
     }
 
@@ -132,16 +128,6 @@ struct Decode {
         for (int half = 0; half < 2; ++half)
           position_[i][half] =
               tile.first_position + static_cast<int>(row_of(i, half) * p_.heads_inverse >> 16);
-      begin_sums();
-      q_address_ =
-          shared_.q(count % 2) + row_warp_ * m_tiles * 16 * QTile::row_bytes + QTile::lane_offset(lane_);
-      if constexpr (q_in_registers) {
-#pragma unroll
-        for (int step = 0; step < k_steps; ++step) load_q(q_[step], step);
-        release(shared_.q_empty(count % 2));
-      }
-    }
-    FLASHJIT_FN void begin_sums() {
       softmax_.reset();
 #pragma unroll
       for (int i = 0; i < m_tiles; ++i)
@@ -149,7 +135,13 @@ struct Decode {
         for (int c = 0; c < o_tiles; ++c)
 #pragma unroll
           for (int e = 0; e < 4; ++e) o_[i][c][e] = 0;
-      if constexpr (quantised) this->units.reset();
+      q_address_ =
+          shared_.q(count % 2) + row_warp_ * m_tiles * 16 * QTile::row_bytes + QTile::lane_offset(lane_);
+      if constexpr (q_in_registers) {
+#pragma unroll
+        for (int step = 0; step < k_steps; ++step) load_q(q_[step], step);
+        release(shared_.q_empty(count % 2));
+      }
     }
     FLASHJIT_FN void load_q(u32 (&q)[m_tiles][4], int step) const {
 #pragma unroll
@@ -166,19 +158,20 @@ struct Decode {
         for (int half = 0; half < 2; ++half)
           this->score_factor[i][half] =
               Products::converts_q ? scale * Products::inverse(shared_.inverse(row_of(i, half))) : scale;
+      this->units.reset();
     }
-    FLASHJIT_FN void add_keys(const Entry& entry, const DecodeTile& tile, const DecodeRound& round) {
+    FLASHJIT_FN void add_keys(const Entry& entry, const DecodeTile& tile, const DecodeSegment& segment) {
       Mask mask(p_, entry.problem);
       see_heads(mask, {tile.first_head, tile.first_head + tile.heads});
       Problem problem = entry.problem;
       problem.head_q = tile.first_head;
       const Score score(p_, problem);
       const Span positions = {tile.first_position, tile.first_position + tile.positions};
-      const int steps = entry.steps(round);
+      const int steps = entry.steps(segment.begin, segment.end);
       for (int i = 0; i < steps; ++i) {
         const int slot = stage_ * layout.groups + group_;
         Block block;
-        block.index = entry.step(round, i) * layout.groups + group_;
+        block.index = entry.step_in_rounds(segment, i) * layout.groups + group_;
         const Span keys = block_span(block.index, block_n);
         block.whole = mask.whole(positions, keys);
         block.found = not_found;

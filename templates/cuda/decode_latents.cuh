@@ -109,12 +109,11 @@ struct DecodeLatents {
         const DecodeTile tile(p_, entry, segment.tile);
         prepare_q(shared_.q(count % 2));
         begin_rows(tile);
-        const DecodeRound round{segment.begin, segment.end};
-        add_keys(entry, tile, round, shared_.q(count % 2));
+        add_keys(entry, tile, segment, shared_.q(count % 2));
         release(shared_.q_empty(count % 2));
         float sums[2];
         sums_of_group(sums);
-        Sums(p_, shared_).write(entry, tile, segment, round, message.batch, [&](int first, u32 rows) {
+        Sums(p_, shared_).write(entry, tile, segment, message.batch, [&](int first, u32 rows) {
           give_sums(first, rows, sums);
         });
       }
@@ -161,18 +160,19 @@ struct DecodeLatents {
         for (float& o : o_[i]) o = 0;
     }
 
-    FLASHJIT_FN void add_keys(const Entry& entry, const DecodeTile& tile, const DecodeRound& round, u32 q) {
+    FLASHJIT_FN void add_keys(const Entry& entry, const DecodeTile& tile, const DecodeSegment& segment,
+                              u32 q) {
       Mask mask(p_, entry.problem);
       see_heads(mask, {tile.first_head, tile.first_head + tile.heads});
       Problem problem = entry.problem;
       problem.head_q = tile.first_head;
       const Score score(p_, problem);
       const Span positions = {tile.first_position, tile.first_position + tile.positions};
-      const int steps = entry.steps(round);
+      const int steps = entry.steps(segment.begin, segment.end);
       for (int i = 0; i < steps; ++i, ++count_) {
         const int slot = (static_cast<int>(count_ % Config::num_stages) * layout.groups + group_) * buffers;
         const u32 parity = count_ / Config::num_stages & 1;
-        const int index = entry.step(round, i) * layout.groups + group_;
+        const int index = entry.step(segment.begin, i) * layout.groups + group_;
         const Span keys = block_span(index, block_n);
         // Masks see the warp's 16 keys.
         const Block block{

@@ -16,14 +16,15 @@ struct DecodeMessage {
 
   FLASHJIT_FN void send(u32 to) const {
     st_shared_v4(to, batch, segment.tile, segment.begin, segment.end);
-    st_shared_v4(to + 16, segment.starts, segment.finishes, 0, 0);
+    st_shared_v4(to + 16, segment.starts, segment.finishes, segment.whole_tile, segment.round);
   }
   FLASHJIT_FN static DecodeMessage receive(u32 from) {
     u32 a[4], b[4];
     ld_shared_v4(a, from);
     ld_shared_v4(b, from + 16);
     return {static_cast<int>(a[0]),
-            {static_cast<int>(a[1]), static_cast<int>(a[2]), static_cast<int>(a[3]), b[0] != 0, b[1] != 0}};
+            {static_cast<int>(a[1]), static_cast<int>(a[2]), static_cast<int>(a[3]), b[0] != 0, b[1] != 0,
+             b[2] != 0, static_cast<int>(b[3])}};
   }
 };
 
@@ -74,8 +75,7 @@ class DecodeProducer {
         copy_q(entry, tile, count);
         cp_async_mbarrier_arrive_noinc(shared_.q_full(count % 2));
       }
-      const auto copy = [&](const DecodeRound& round) { copy_keys(entry, tile, round); };
-      Entry::each_round(segment, copy);
+      copy_keys(entry, tile, segment);
     }
     if (index_ == 0) {
       wait_for_consumers(count);
@@ -127,19 +127,19 @@ class DecodeProducer {
     RowScales scales;
   };
 
-  FLASHJIT_FN void copy_keys(const Entry& entry, const DecodeTile& tile, const DecodeRound& round) {
+  FLASHJIT_FN void copy_keys(const Entry& entry, const DecodeTile& tile, const DecodeSegment& segment) {
     const i64 batch = Spec::paged ? 0 : entry.problem.batch;
     const KvElement* const k = static_cast<const KvElement*>(p_.k.data) + p_.k.offset(batch, 0, tile.head_kv);
     const KvElement* const v = static_cast<const KvElement*>(p_.v.data) + p_.v.offset(batch, 0, tile.head_kv);
     const RowScales scales = scales_of_head(batch, tile.head_kv);
-    const int blocks = entry.steps(round) * buffers;
+    const int blocks = entry.steps(segment.begin, segment.end) * buffers;
     // Producers take turns through all segments. Page ids are looked up one block ahead.
     const int first = static_cast<int>((index_ + layout.copiers - count_ % layout.copiers) % layout.copiers);
-    int next_page = first < blocks ? page_of(entry, round, first) : 0;
+    int next_page = first < blocks ? page_of(entry, segment, first) : 0;
     for (int i = first; i < blocks; i += layout.copiers) {
       const int page = next_page;
-      if (i + layout.copiers < blocks) next_page = page_of(entry, round, i + layout.copiers);
-      const Rows rows = rows_of(entry, block_of(entry, round, i), page, k, v, scales);
+      if (i + layout.copiers < blocks) next_page = page_of(entry, segment, i + layout.copiers);
+      const Rows rows = rows_of(entry, block_of(entry, segment, i), page, k, v, scales);
       const u32 count = count_ + i, slot = count % layout.slots;
       mbarrier_wait(shared_.empty(slot), (count / layout.slots & 1) ^ 1);
       const u32 k_tile = shared_.k(slot), v_tile = shared_.v(slot);
@@ -162,17 +162,18 @@ class DecodeProducer {
     count_ += blocks;
   }
 
-  FLASHJIT_FN Span block_of(const Entry& entry, const DecodeRound& round, int i) const {
-    const int first = entry.step(round, i / buffers) * (buffers * block_n) + i % buffers * block_n;
+  FLASHJIT_FN Span block_of(const Entry& entry, const DecodeSegment& segment, int i) const {
+    const int first =
+        entry.step_in_rounds(segment, i / buffers) * (buffers * block_n) + i % buffers * block_n;
     return {first, first + block_n};
   }
   FLASHJIT_FN bool has_key(const Entry& entry, int key) const {
     return lane_ < block_n && entry.keys.contains(key) && !entry.gap.contains(key);
   }
   // The id of the page that has the lane's row of block i.
-  FLASHJIT_FN int page_of(const Entry& entry, const DecodeRound& round, int i) const {
+  FLASHJIT_FN int page_of(const Entry& entry, const DecodeSegment& segment, int i) const {
     if constexpr (!Spec::paged) return 0;
-    const int key = block_of(entry, round, i).begin + lane_;
+    const int key = block_of(entry, segment, i).begin + lane_;
     if (!has_key(entry, key)) return 0;
     return p_.pages.table[entry.problem.batch * p_.pages.table_stride + p_.pages.page_of(key)];
   }

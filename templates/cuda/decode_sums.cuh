@@ -85,11 +85,10 @@ class DecodeSums {
   // Writes a tile's output, or a part of it. give(first, rows): a group leaves its columns from `first` on,
   // layout.exchange_columns of them, and its softmax's state if `first` is 0.
   template <class Give>
-  FLASHJIT_FN void write(const Entry& entry, const DecodeTile& tile, const DecodeSegment& segment,
-                         [[maybe_unused]] const DecodeRound& round, int batch, const Give& give) const {
+  FLASHJIT_FN void write(const Entry& entry, const DecodeTile& tile, const DecodeSegment& segment, int batch,
+                         const Give& give) const {
     if constexpr (Entry::fixed_parts)
-      exchange(tile, give,
-               [&](int first, u32 rows) { add_round(entry, tile, segment, round, batch, first, rows); });
+      exchange(tile, give, [&](int first, u32 rows) { add_round(entry, tile, segment, batch, first, rows); });
     else if (segment.starts && segment.finishes)
       merge_groups<true>(tile, give, [&](u32 row, int column, const float(&o)[4], float lse) {
         write(entry.problem, tile, row, column, o, lse);
@@ -131,11 +130,11 @@ class DecodeSums {
   // part's rounds before. After the last round it adds the part to its lane, or leaves it to the second
   // kernel.
   FLASHJIT_FN void add_round(const Entry& entry, const DecodeTile& tile, const DecodeSegment& segment,
-                             const DecodeRound& round, int batch, int first, u32 rows) const {
+                             int batch, int first, u32 rows) const {
     constexpr int lanes = decode_lanes(Spec::head_dim_v), last_round = Entry::rounds - 1;
     const KeyUnits& units = entry.units;
-    const bool to_lane = segment.starts && segment.finishes && round.round == last_round;
-    const int part = units.at(round.begin), lane = part % lanes;
+    const bool to_lane = segment.whole_tile && segment.round == last_round;
+    const int part = units.at(segment.begin), lane = part % lanes;
     const int before = to_lane ? units.last(part - 1, lane, lanes) : -1;
     const i64 tile_slot = p_.fixed_slot(batch, segment.tile, 0);
     const u32 vectors = vectors_of(first);
@@ -158,11 +157,11 @@ class DecodeSums {
       const auto store = [&](const Row& sums, int slot) {
         store_columns(sums_at(slot), sums.o);
         const u32 words[2] = {__float_as_uint(sums.maximum), __float_as_uint(sums.sum)};
-        if (column == 0) st_global_v2(state_at(part, round.round), words);
+        if (column == 0) st_global_v2(state_at(part, segment.round), words);
       };
       Row sums, in_lane;
       if (before >= 0) in_lane = load(lane, before, last_round);
-      if (round.round > 0) sums = load(part, part, round.round - 1);
+      if (segment.round > 0) sums = load(part, part, segment.round - 1);
 #pragma unroll
       for (int g = 0; g < layout.groups; ++g) sums.add(group_sums(tile, g, row, exchanged));
       if (!to_lane) {
@@ -170,7 +169,7 @@ class DecodeSums {
         continue;
       }
       in_lane.add(sums);
-      if (!round.last) {
+      if (!segment.finishes) {
         store(in_lane, lane);
         continue;
       }

@@ -23,8 +23,8 @@ struct KeyUnits {
   int gap_begin, gap;  // units from gap_begin on lie `gap` further on
 
   FLASHJIT_FN int at(int i) const { return first + i < gap_begin ? first + i : first + i + gap; }
-  // Of the units that are, modulo `lanes`, `lane`, the last one up to `bound`, itself no unit of the gap; -1
-  // without any. lanes: a power of two.
+  // Of the units that are, modulo `lanes`, `lane`, the last one up to `bound`; -1 without any. lanes: a power
+  // of two.
   FLASHJIT_FN int last(int bound, int lane, int lanes) const {
     const auto up_to = [&](int unit) { return unit - ((unit - lane) & (lanes - 1)); };
     int unit = up_to(bound);
@@ -41,18 +41,13 @@ FLASHJIT_FN KeyUnits key_units(Span hull, Span gap, int unit_keys) {
   return {first, end - first - skipped, gap_begin, skipped};
 }
 
-// A block's part of one tile: units [begin, end).
+// A block's part of one tile: units [begin, end). With batch_invariant it is one round of one unit.
 struct DecodeSegment {
   int tile;
   int begin, end;
-  bool starts, finishes;  // the tile
-};
-
-// What is added up at once: the units of a segment, or with batch_invariant one round of one of them.
-struct DecodeRound {
-  int begin, end;
+  bool starts, finishes;    // the tile
+  bool whole_tile = false;  // with batch_invariant: the block has all of the tile
   int round = 0;
-  bool last = true;  // of the segment
 };
 
 // The work of one batch entry. Spec is the kernel's: its Mask, varlen and batch_invariant count. A fixed part
@@ -90,28 +85,17 @@ struct DecodeEntry {
   FLASHJIT_FN int tile_units() const { return max(units.count + tile_cost, 1); }
   FLASHJIT_FN int all_units() const { return tiles * tile_units(); }
 
-  // Calls each(DecodeRound) for a segment; once if it has no units.
-  template <class Each>
-  FLASHJIT_FN static void each_round(const DecodeSegment& segment, const Each& each) {
-    if constexpr (!fixed_parts) {
-      each(DecodeRound{segment.begin, segment.end});
-    } else {
-      const int last = max(segment.end - 1, segment.begin);
-#pragma unroll 1
-      for (int unit = segment.begin; unit <= last; ++unit)
-#pragma unroll 1
-        for (int round = 0; round < rounds; ++round)
-          each(DecodeRound{unit, min(unit + 1, segment.end), round, unit == last && round == rounds - 1});
-    }
+  // The steps of units [begin, end) that have keys: steps() of them, the i-th at step().
+  FLASHJIT_FN int steps(int begin, int end) const {
+    if (!fixed_parts || begin == end) return end - begin;
+    return last_step(begin) - first_step(begin);
   }
-  // The steps of a round that have keys: steps() of them, the i-th at step(), in a sequence of all rounds of
-  // all steps.
-  FLASHJIT_FN int steps(const DecodeRound& of) const {
-    if (!fixed_parts || of.begin == of.end) return of.end - of.begin;
-    return last_step(of.begin) - first_step(of.begin);
+  FLASHJIT_FN int step(int begin, int i) const {
+    return fixed_parts ? first_step(begin) + i : units.at(begin + i);
   }
-  FLASHJIT_FN int step(const DecodeRound& of, int i) const {
-    return fixed_parts ? (first_step(of.begin) + i) * rounds + of.round : units.at(of.begin + i);
+  // The place of a segment's i-th step in a sequence of all rounds of all steps.
+  FLASHJIT_FN int step_in_rounds(const DecodeSegment& segment, int i) const {
+    return rounds == 1 ? step(segment.begin, i) : step(segment.begin, i) * rounds + segment.round;
   }
 
  private:
@@ -165,12 +149,23 @@ class DecodeWalk {
       tile_ = 0;
     }
     const int units = entry_.tile_units();
-    const int take = min(units - unit_, left_);
+    const int most = Entry::fixed_parts ? 1 : units - unit_;
+    const int take = min(most, left_);
     segment.tile = tile_;
     segment.begin = max(unit_ - Entry::tile_cost, 0);
     segment.end = min(max(unit_ + take - Entry::tile_cost, 0), entry_.units.count);
     segment.starts = unit_ == 0;
     segment.finishes = unit_ + take == units;
+    if constexpr (Entry::fixed_parts) {
+      if (unit_ == 0 && round_ == 0) whole_tile_ = left_ >= units;
+      segment.whole_tile = whole_tile_;
+      segment.round = round_;
+      if (++round_ < Entry::rounds) {
+        segment.finishes = false;
+        return true;
+      }
+      round_ = 0;
+    }
     left_ -= take;
     unit_ += take;
     if (segment.finishes) {
@@ -183,6 +178,8 @@ class DecodeWalk {
  private:
   const CudaDecodeParams& p_;
   int left_, batch_, tile_, unit_;
+  int round_ = 0;  // that comes next
+  bool whole_tile_ = false;
   Entry entry_;
 };
 

@@ -29,11 +29,10 @@ struct Kernel::Impl {
   void plan(const AttentionArgs& args, Launch& launch) const {
     const DefaultSseState state;
     PlannedKernel kernel = planned();
-    if (args.spare_multiprocessors) {
-      const int spare = *args.spare_multiprocessors;
+    if (const int spare = args.spare_multiprocessors.value_or(0); spare != 0) {
       if (device.kind != Device::Kind::cuda || spare < 0 || spare >= kernel.parallelism)
         refuse_argument("spare_multiprocessors is ", spare, "; on a GPU 0 to ", kernel.parallelism - 1,
-                        " would work, on a CPU none");
+                        " would work, on a CPU 0");
       kernel.parallelism -= spare;
     }
     operation().plan(kernel, args, launch);

@@ -429,6 +429,11 @@ TEST_P(EveryArgument, IsCheckedWithoutAny) {
     expect_none(split, whole.given().shape(), args);
   }
 
+  Workload beside(on(), {.spec = forward_spec(DType::bf16, 64, {}), .seqlen_q = 100, .seqlen_k = 100});
+  AttentionArgs sparing = beside.args();
+  sparing.spare_multiprocessors = on().is_cuda() ? 1 : 0;
+  expect_none(beside, sparing);
+
   for (const Argument& argument : arguments)
     EXPECT_TRUE(given().contains(argument.id) ||
                 (argument.needs == &AttentionSpec::gathered && !takes_gathered))

@@ -513,7 +513,6 @@ class BackwardSm80 : SharedKeys<Spec, Config> {
     float* const dq_sums = p_.dq_sums + step.place * (k_steps * 16);
 #pragma unroll
     for (int first = 0; first < dq_pairs; first += dq_at_once) {
-      const u32 first_pair = column_warp * dq_pairs + first;
       float dq[dq_m_tiles][dq_at_once * 2][4];
       clear(dq);
 #pragma unroll
@@ -524,9 +523,9 @@ class BackwardSm80 : SharedKeys<Spec, Config> {
           ldmatrix_x4_trans(a[i], DsTile::at(ds, key, (row_warp * dq_m_tiles + i) * 2));
 #pragma unroll
         for (int pair = 0; pair < min(dq_at_once, dq_pairs - first); ++pair) {
-          if (first_pair + pair >= k_steps) break;
+          if (column_warp * dq_pairs + first + pair >= k_steps) break;
           u32 b[4];
-          ldmatrix_x4_trans(b, KTile::at(k, key, (first_pair + pair) * 2));
+          ldmatrix_x4_trans(b, KTile::at(k, key, (column_warp * dq_pairs + first + pair) * 2));
 #pragma unroll
           for (int i = 0; i < dq_m_tiles; ++i) {
             mma_m16n8k16(Element{}, dq[i][pair * 2], a[i], b[0], b[1]);
@@ -538,7 +537,7 @@ class BackwardSm80 : SharedKeys<Spec, Config> {
       for (int i = 0; i < dq_m_tiles; ++i)
 #pragma unroll
         for (int c = 0; c < min(dq_at_once, dq_pairs - first) * 2; ++c) {
-          const u32 column = first_pair * 2 + c;
+          const u32 column = (column_warp * dq_pairs + first) * 2 + c;
           if (column >= k_steps * 2) break;
           add_tile(dq_sums + ((row_warp * dq_m_tiles + i) * (k_steps * 2) + column) * 128, dq[i][c]);
         }

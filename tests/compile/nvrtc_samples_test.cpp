@@ -41,7 +41,9 @@ TEST_P(NvrtcCoveringSample, Compiles) {
     const std::size_t step = test_all() ? 12 : 160;
     for (std::size_t i = draw(step); i < rows.size(); i += step) {
       const FeatureCase c = space.at(rows[i]);
-      const Target& target = targets[draw(targets.size())];
+      // The family's first target has a kernel of each row. Later ones may lack the shared memory for it.
+      const Target& drawn = targets[draw(targets.size())];
+      const Target& target = why_unsupported(c.spec, drawn).empty() ? drawn : family;
       const std::vector<KernelConfig> configs = search_space(c.spec, target);
       cases.push_back({c.spec, target, configs[draw(configs.size())]});
     }

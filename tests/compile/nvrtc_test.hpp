@@ -94,17 +94,20 @@ class NvrtcTest : public testing::Test {
   }
 
   // Compiles each different case once and checks the results one at a time. Without FLASHJIT_TEST_ALL=1 it
-  // takes one of each three in a row, which the seed decides anew for the next three. It uses two threads, as
-  // many as the smallest machine that runs this test has.
+  // takes one of each three in a row, which the seed decides anew for the next three. FLASHJIT_TEST_PART=I/N
+  // takes every N-th of these. It uses two threads, as many as the smallest machine that runs this test has.
   void for_each_compiled(const std::vector<Case>& all,
                          const std::function<void(const Case&, const CompiledKernel&)>& check) const {
     std::vector<Case> cases;
     std::set<std::string> seen;
+    std::size_t taken = 0;
+    const testing_support::Part part = testing_support::asked_part().value_or(testing_support::Part{});
     const char* const test = testing::UnitTest::GetInstance()->current_test_info()->name();
     for (const Case& c : all) {
       const std::size_t place = seen.size();
       if (seen.insert(c.name()).second &&
-          (test_all() || testing_support::drawn(test, place / 3, 3) == place % 3))
+          (test_all() || testing_support::drawn(test, place / 3, 3) == place % 3) &&
+          taken++ % part.of == part.index)
         cases.push_back(c);
     }
     std::cout << cases.size() << " kernels of " << seen.size() << " different ones\n";

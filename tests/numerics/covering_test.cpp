@@ -1,13 +1,12 @@
 // Rows of covering arrays: every three features that may meet in one kernel meet in one of them
 // (support/feature_space.hpp). A row's numbers and layouts follow from its place.
 //   FLASHJIT_TEST_ALL=1         every row; otherwise a few, which the seed draws
-//   FLASHJIT_TEST_PART=I/N      on a GPU: the I-th of N parts of each array, from 0; the first ones cover
+//   FLASHJIT_TEST_PART=I/N      the I-th of N parts of each array, from 0; the first ones cover
 //   most
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <iostream>
 #include <optional>
 #include <string>
@@ -76,10 +75,6 @@ CopyCase copy_of(const FeatureCase& of) {
           .seed = static_cast<unsigned>(of.seed)};
 }
 
-struct Part {
-  std::size_t index = 0, of = 1;
-};
-
 class Covering : public ComputesOnEveryDevice {
  protected:
   void run(Operation op) {
@@ -115,13 +110,6 @@ class Covering : public ComputesOnEveryDevice {
 
  private:
   static constexpr std::uint64_t one_in = 150;
-
-  static std::optional<Part> asked_part() {
-    const char* const text = std::getenv("FLASHJIT_TEST_PART");
-    Part part;
-    if (!text || std::sscanf(text, "%zu/%zu", &part.index, &part.of) != 2) return {};
-    return part;
-  }
 
   testing::AssertionResult computes(const FeatureCase& c) {
     try {

@@ -1,5 +1,6 @@
 #include "tests/support/sample_seed.hpp"
 
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <iostream>
@@ -37,6 +38,13 @@ std::uint64_t drawn(std::string_view table, std::uint64_t place, std::uint64_t e
   bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9u;
   bits = (bits ^ bits >> 27) * 0x94d049bb133111ebu;
   return (bits ^ bits >> 31) % end;
+}
+
+std::optional<Part> asked_part() {
+  const char* const text = std::getenv("FLASHJIT_TEST_PART");
+  Part part;
+  if (!text || std::sscanf(text, "%zu/%zu", &part.index, &part.of) != 2 || part.index >= part.of) return {};
+  return part;
 }
 
 }  // namespace flashjit::testing_support

@@ -1,7 +1,9 @@
 // The seed decides which part of a long table a test draws.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace flashjit::testing_support {
@@ -20,5 +22,12 @@ bool in_sample(std::string_view table, std::uint64_t place, std::uint64_t one_in
 
 // A number below `end` for this place of a table.
 std::uint64_t drawn(std::string_view table, std::uint64_t place, std::uint64_t end);
+
+// One of so many parts of a table, from 0, which processes side by side take.
+struct Part {
+  std::size_t index = 0, of = 1;
+};
+// FLASHJIT_TEST_PART=I/N, for tests that can be divided; without it none.
+std::optional<Part> asked_part();
 
 }  // namespace flashjit::testing_support

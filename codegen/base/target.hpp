@@ -1,4 +1,5 @@
-// The hardware that a kernel runs on: "sm_80", ..., "sm_90a", "x86-64-v3", "x86-64-v4", "x86-64-v4+amx".
+// The hardware that a kernel runs on: "sm_80", ..., "sm_90a", "x86-64-v3", "x86-64-v4", "x86-64-v4+bf16",
+// "x86-64-v4+amx".
 #pragma once
 
 #include <compare>
@@ -22,8 +23,8 @@ struct FLASHJIT_API Target {
   // cuda: code may use instructions that only this compute capability has: the "a" of sm_90a. has() says
   // which.
   bool arch_specific = false;
-  // cpu: has AMX for bf16.
-  bool amx = false;
+  // cpu: has AMX for bf16; has fast products of pairs of bf16 by vectors.
+  bool amx = false, avx512_bf16 = false;
 
   // Reads a target's name; "native" is this machine's CPU. Throws invalid_argument
   // with the closest known target, or unsupported for names such as x86-64-v2.
@@ -43,7 +44,8 @@ struct FLASHJIT_API Target {
   bool runs_on(int major, int minor) const;
   // cpu: whether a CPU of this target runs code for `other`.
   bool runs(const Target& other) const {
-    return !is_cuda() && !other.is_cuda() && level >= other.level && amx >= other.amx;
+    return !is_cuda() && !other.is_cuda() && level >= other.level && amx >= other.amx &&
+           avx512_bf16 >= other.avx512_bf16;
   }
   // The targets whose code runs wherever this one's does, but for itself; the best first.
   std::vector<Target> lesser() const;

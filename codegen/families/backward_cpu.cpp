@@ -27,7 +27,7 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
 ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
   ConfigAxes axes = {.block_m = {0}, .block_n = {128, 256, 512}, .num_stages = {1}, .num_warps = {1}};
   const auto* blocks = find_mask<BlockSparseMask>(spec.mask);
-  if (blocks && !uses_amx(spec, target))
+  if (blocks && !multiplies_bf16(spec, target))
     axes.block_n = {blocks->block_n >= 64 ? device::round_up(std::min(blocks->block_n, 256), 32)
                                           : device::round_up(64, device::round_up(blocks->block_n, 32))};
   // The widest heads have no room for these.
@@ -43,7 +43,7 @@ ConfigAxes axes(const AttentionSpec& spec, const Target& target) {
 KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Shape& shape) {
   constexpr int few = 8;
   const int room =
-      uses_amx(spec, target) ? largest_scratch * 3 / 4 : largest_scratch / (target.level < 4 ? 4 : 2);
+      multiplies_bf16(spec, target) ? largest_scratch * 3 / 4 : largest_scratch / (target.level < 4 ? 4 : 2);
   const std::vector<int> values = axes(spec, target).block_n;
   KernelConfig config{.block_n = values.front(), .num_stages = 1, .num_warps = 1};
   for (KernelConfig larger = config; const int block_n : values) {
@@ -60,13 +60,21 @@ std::string function(const char* name, const std::string& params, const char* bo
          "(*params, begin, end" + (scratch ? ", scratch" : "") + ");\n}\n";
 }
 
+struct Products {
+  const char *type, *header;
+};
+Products products_of(const AttentionSpec& spec, const Target& target) {
+  if (uses_amx(spec, target)) return {"AmxBackward<Spec, Config>", "cpu/backward_amx.h"};
+  if (multiplies_bf16(spec, target)) return {"PairBackward<Spec, Config>", "cpu/backward_pairs.h"};
+  return {"VectorBackward<Spec, Config>", "cpu/backward_vectors.h"};
+}
+
 void render(const AttentionSpec& spec, KernelSource& source) {
-  const bool amx = uses_amx(spec, source.target);
+  const Products products = products_of(spec, source.target);
   const ParamsType type = params_of<device::CpuBackwardParams>(spec);
   const std::string& params = type.text;
-  source.text += include_lines(amx ? "cpu/backward_amx.h" : "cpu/backward_vectors.h", spec) + "\n" +
-                 structs(spec, "BackwardCpuSpec", params, "", choices, source.config,
-                         amx ? "AmxBackward<Spec, Config>" : "VectorBackward<Spec, Config>") +
+  source.text += include_lines(products.header, spec) + "\n" +
+                 structs(spec, "BackwardCpuSpec", params, "", choices, source.config, products.type) +
                  function("backward_rows", params, "backward_rows<Spec, Config>", true) +
                  function("backward", params, "backward<Spec, Config>", true) +
                  function("backward_dq", params, "backward_dq<Spec, Config>") +

@@ -18,6 +18,12 @@ inline bool uses_amx(const AttentionSpec& spec, const Target& target) {
   return target.amx && op.attends && !op.few_rows && spec.dtype == DType::bf16;
 }
 
+// The backward multiplies bf16 also by vectors, where the target can. Operands lie as they do for AMX.
+inline bool multiplies_bf16(const AttentionSpec& spec, const Target& target) {
+  return uses_amx(spec, target) ||
+         (target.avx512_bf16 && spec.op == Operation::backward && spec.dtype == DType::bf16);
+}
+
 // Whether the kernel's products keep the tiles of one operand in registers.
 inline bool keeps_amx_tiles(const AttentionSpec& spec, const Target& target) {
   return uses_amx(spec, target) && device::amx_keeps(spec.head_dim, spec.head_dim_v);
@@ -43,7 +49,8 @@ inline int cpu_scratch(const AttentionSpec& spec, const Target& target, const Ke
          cpu_packed_block(spec, target, config);
 }
 inline int cpu_backward_scratch(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
-  const auto bytes = uses_amx(spec, target) ? device::amx_backward_scratch : device::cpu_backward_scratch;
+  const auto bytes =
+      multiplies_bf16(spec, target) ? device::bf16_backward_scratch : device::cpu_backward_scratch;
   return bytes(spec.head_dim, spec.head_dim_v, config.block_n, !spec.score.empty());
 }
 

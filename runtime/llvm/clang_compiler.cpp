@@ -35,6 +35,7 @@ std::vector<std::string> clang_options(const Target& target) {
   if (target.level >= 4) options.push_back("-mprefer-vector-width=512");
   if (target.amx)
     options.insert(options.end(), {"-target-feature", "+amx-tile", "-target-feature", "+amx-bf16"});
+  if (target.avx512_bf16) options.insert(options.end(), {"-target-feature", "+avx512bf16"});
   return options;
 }
 

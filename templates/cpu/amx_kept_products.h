@@ -5,13 +5,13 @@
 // step would need more keys for that.
 #pragma once
 
-#include "cpu/amx_operands.h"
+#include "cpu/bf16_operands.h"
 
 namespace flashjit::device {
 
 template <class Spec, class Config>
-struct AmxKeptProducts : AmxOperands<Spec, Config> {
-  using Operands = AmxOperands<Spec, Config>;
+struct AmxKeptProducts : TileRegisters, Bf16Operands<Spec, Config> {
+  using Operands = Bf16Operands<Spec, Config>;
   using Operands::k_tiles, Operands::v_tiles, Operands::tile, Operands::unit_rows;
   static_assert(amx_keeps(Spec::head_dim, Spec::head_dim_v));
 

@@ -2,7 +2,7 @@
 // the softmax executes them in steps between its own instructions.
 #pragma once
 
-#include "cpu/amx_operands.h"
+#include "cpu/bf16_operands.h"
 
 namespace flashjit::device {
 
@@ -106,8 +106,8 @@ class TileQueue {
 };
 
 template <class Spec, class Config>
-struct AmxProducts : AmxOperands<Spec, Config> {
-  using Operands = AmxOperands<Spec, Config>;
+struct AmxProducts : TileRegisters, Bf16Operands<Spec, Config> {
+  using Operands = Bf16Operands<Spec, Config>;
   using Operands::k_tiles, Operands::v_tiles, Operands::tile, Operands::vectors, Operands::unit_rows;
 
   static constexpr int step_n = Operands::keys;

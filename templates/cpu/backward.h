@@ -6,7 +6,7 @@
 // same order, and converts them.
 //
 // As in the forward, scores are held transposed, keys x rows. A struct computes blocks: VectorBackward
-// (backward_vectors.h) or AmxBackward (backward_amx.h). It has
+// (backward_vectors.h) or Bf16Backward (backward_bf16.h). It has
 //   B(scratch)                               its destructor ends what it began
 //   find_sums(params, problem, rows)         finds maxima and sums of far rows, see set_sums()
 //   run(params, slot, first, sums)           computes dK and dV of the keys from `first` on, of at most

@@ -67,19 +67,28 @@ class DenormalsAreZeros {
   const u32 before_ = __builtin_ia32_stmxcsr();
 };
 
+#if defined(__AVX512BF16__)
+// sum + the two products of the bf16 in each word of a and b.
+FLASHJIT_FN Vec add_products(WordVec a, WordVec b, Vec sum) {
+  using Pairs = __bf16 __attribute__((vector_size(4 * lanes)));
+  return __builtin_ia32_dpbf16ps_512(sum, reinterpret_cast<Pairs>(a), reinterpret_cast<Pairs>(b));
+}
+#endif
+
 #if defined(__AMX_BF16__)
-// Eight tile registers of 16 rows of 64 bytes exist from configure_tiles() to release_tiles().
-FLASHJIT_FN void configure_tiles() {
+// While an object of this class lives, eight tile registers of 16 rows of 64 bytes exist.
+class TileRegisters {
+ public:
+  FLASHJIT_FN TileRegisters() { __builtin_ia32_tile_loadconfig(&config_); }
+  FLASHJIT_FN ~TileRegisters() { __builtin_ia32_tilerelease(); }
+
+ private:
   static constexpr struct {
     unsigned char palette, start_row, reserved[14];
     unsigned short row_bytes[16];
     unsigned char rows[16];
-  } config = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
-  __builtin_ia32_tile_loadconfig(&config);
-}
-FLASHJIT_FN void release_tiles() {
-  __builtin_ia32_tilerelease();
-}
+  } config_ = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+};
 template <int tile>
 FLASHJIT_FN void zero_tile() {
   __builtin_ia32_tilezero(tile);

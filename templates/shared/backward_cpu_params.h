@@ -61,13 +61,14 @@ FLASHJIT_FN constexpr int cpu_backward_scratch(int head_dim, int head_dim_v, int
               (keeps_scores ? 3 : 2) * cpu_backward_keys * unit + 5 * unit + block_n);
 }
 
-// With AMX: rows of a unit. Sums of dK and dV are loaded and stored once a unit.
-constexpr int amx_backward_unit = 128;
-// Bytes of a worker's scratch with AMX. As float32: dK and dV of a block, scores and dO V^T of 32 x 32 pairs.
-// As bf16: K twice and V of the block, Q and dO of a unit twice, weights and dS of both, dS of the
+// With products of bf16: rows of a unit. Sums of dK and dV are loaded and stored once a unit.
+constexpr int bf16_backward_unit = 128;
+// Bytes of a worker's scratch with them. As float32: dK and dV of a block, scores and dO V^T of 32 x 32
+// pairs. As bf16: K twice and V of the block, Q and dO of a unit twice, weights and dS of both, dS of the
 // block and 32 rows. Then the words of the unit's rows and of the block's columns.
-FLASHJIT_FN constexpr int amx_backward_scratch(int head_dim, int head_dim_v, int block_n, bool keeps_scores) {
-  const int k_row = round_up(head_dim, 32), v_row = round_up(head_dim_v, 32), unit = amx_backward_unit;
+FLASHJIT_FN constexpr int bf16_backward_scratch(int head_dim, int head_dim_v, int block_n,
+                                                bool keeps_scores) {
+  const int k_row = round_up(head_dim, 32), v_row = round_up(head_dim_v, 32), unit = bf16_backward_unit;
   return 4 * (block_n * (k_row + v_row) + (keeps_scores ? 3 : 2) * amx_unit * amx_unit) +
          2 * (block_n * (2 * k_row + v_row) + 2 * unit * (k_row + v_row) + 2 * block_n * unit +
               block_n * amx_unit) +

@@ -117,7 +117,7 @@ TEST(BackwardVerbs, DoctorNamesTheOperations) {
 // A target either has the kernels or is refused with those that have them.
 TEST(BackwardVerbs, RenderEveryTarget) {
   const CommandLine flashjit;
-  for (const char* target : {"x86-64-v3", "x86-64-v4+amx", "sm_80", "sm_90", "sm_90a"}) {
+  for (const char* target : {"x86-64-v3", "x86-64-v4+bf16", "x86-64-v4+amx", "sm_80", "sm_90", "sm_90a"}) {
     const std::string spec = R"({"op": "forward", "dtype": "bf16", "head_dim": 64})";
     const Outcome rendered = flashjit({"render", spec, "--op", "backward", "--target", target, "--json"});
     if (rendered.exit_code == 0) {

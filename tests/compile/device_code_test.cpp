@@ -86,6 +86,8 @@ TEST(Standalone, Clang) {
   for (const char* spec : {masks, tree, dropout})
     compile_alone({spec, "x86-64-v4+amx"},
                   "'" + clang + "' -std=c++20 -O1 -c -march=x86-64-v4 -mamx-tile -mamx-bf16", "kernel.cpp");
+  compile_alone({backward, "x86-64-v4+bf16"},
+                "'" + clang + "' -std=c++20 -O1 -c -march=x86-64-v4 -mavx512bf16", "kernel.cpp");
 }
 
 }  // namespace

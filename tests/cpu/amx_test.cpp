@@ -386,12 +386,17 @@ TEST(AmxKernel, MultipliesTilesAndCallsNobody) {
     }
 }
 TEST(AmxKernel, OfOtherDtypesIsThatForAvx512) {
-  for (const DType dtype : {DType::fp16, DType::fp32}) {
+  const Target pairs = Target::parse("x86-64-v4+bf16");
+  for (const auto& [target, dtype] : {std::pair{amx, DType::fp16},
+                                      {amx, DType::fp32},
+                                      {pairs, DType::bf16},
+                                      {pairs, DType::fp16},
+                                      {pairs, DType::fp32}}) {
     const AttentionSpec spec = forward_spec(dtype, 64);
-    const KernelConfig config = heuristic_config(spec, amx, {});
+    const KernelConfig config = heuristic_config(spec, target, {});
     const auto without_title = [](const std::string& text) { return text.substr(text.find('\n')); };
     EXPECT_EQ(config, heuristic_config(spec, Target::parse("x86-64-v4"), {}));
-    const KernelSource with = render(spec, amx, config),
+    const KernelSource with = render(spec, target, config),
                        without = render(spec, Target::parse("x86-64-v4"), config);
     EXPECT_EQ(without_title(with.text), without_title(without.text));
     // Numerics tests run only one of the two.

@@ -11,7 +11,7 @@ import time
 
 SOURCES = ("codegen/", "cache/", "runtime/", "templates/")
 # The executables that launch kernels for CPUs, and so execute the lines of `kernels`.
-KERNEL_TESTS = ("amx_test", "amx_backward_test", "api_test", "numerics_test", "allocation_test", "tune_test", "cli_test")
+KERNEL_TESTS = ("amx_test", "bf16_backward_test", "api_test", "numerics_test", "allocation_test", "tune_test", "cli_test")
 # `tools/test --quick` takes as many numerics cases.
 QUICK = {"FLASHJIT_TEST_QUICK": "1", "FLASHJIT_TEST_CASES": "40"}
 SAMPLED_KERNELS = 240
@@ -104,7 +104,8 @@ def kernel_sources(build, seed):
 
 def kernel_command(target):
     return [tool("clang++"), "-std=c++20", "-x", "c++", "-w", "-ffreestanding", "-fno-rtti",
-            "-march=" + target.split("+")[0], *(["-mamx-tile", "-mamx-bf16"] if "amx" in target else [])]
+            "-march=" + target.split("+")[0], *(["-mamx-tile", "-mamx-bf16"] if "amx" in target else []),
+            *(["-mavx512bf16"] if "+bf16" in target else [])]
 
 
 def kernel_lines(tree, source, target):

@@ -72,7 +72,8 @@ std::string name_of_test() {
 
 // Whether the device's kernels of that dtype are those of x86-64-v4: AmxKernel.OfOtherDtypesIsThatForAvx512.
 bool repeats_avx512(const TestDevice& device, DType dtype) {
-  return Target::parse(device.target()).amx && dtype != DType::bf16;
+  const Target target = Target::parse(device.target());
+  return (target.amx || target.avx512_bf16) && dtype != DType::bf16;
 }
 
 }  // namespace

@@ -118,7 +118,7 @@ TEST(Family, HeadsAreTheirOwn) {
   EXPECT_EQ(
       why_unsupported(wide, gpu),
       "head_dim 584 is more than 576, the largest of op forward's kernels for sm_86; 576 would work there, "
-      "and head_dim 584 on x86-64-v3, x86-64-v4 and x86-64-v4+amx");
+      "and head_dim 584 on x86-64-v3, x86-64-v4, x86-64-v4+bf16 and x86-64-v4+amx");
   const AttentionSpec wide_v = AttentionSpec{.head_dim = 64, .head_dim_v = 584}.validated();
   EXPECT_THAT(why_unsupported(wide_v, gpu), HasSubstr("head_dim_v 584 is more than 576"));
   expect_error(ErrorCode::unsupported, {"head_dim 584", "sm_86", "x86-64-v3"},
@@ -229,7 +229,7 @@ TEST(Family, RefusalsSayWhatWouldWork) {
   EXPECT_EQ(
       why_unsupported(wide, Target::parse("sm_90a")),
       "dtype fp32 is not supported on sm_90a; bf16 or fp16 would work there, and dtype fp32 on x86-64-v3, "
-      "x86-64-v4 and x86-64-v4+amx");
+      "x86-64-v4, x86-64-v4+bf16 and x86-64-v4+amx");
 }
 
 }  // namespace

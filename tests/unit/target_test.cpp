@@ -17,7 +17,7 @@ TEST(Target, ParsesWhatItPrints) {
     names.insert(target.str());
   }
   EXPECT_EQ(names, (std::set<std::string>{"sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120",
-                                          "x86-64-v3", "x86-64-v4", "x86-64-v4+amx"}));
+                                          "x86-64-v3", "x86-64-v4", "x86-64-v4+amx", "x86-64-v4+bf16"}));
 }
 
 TEST(Target, Limits) {
@@ -51,9 +51,11 @@ TEST(Target, ForComputeCapability) {
 
 TEST(Target, CpusRunOlderCode) {
   const Target v3 = Target::parse("x86-64-v3"), v4 = Target::parse("x86-64-v4"),
-               amx = Target::parse("x86-64-v4+amx");
+               amx = Target::parse("x86-64-v4+amx"), bf16 = Target::parse("x86-64-v4+bf16");
   EXPECT_TRUE(v3.runs(v3) && v4.runs(v3) && amx.runs(v3) && amx.runs(v4) && amx.runs(amx));
   EXPECT_FALSE(v3.runs(v4) || v3.runs(amx) || v4.runs(amx));
+  EXPECT_TRUE(bf16.runs(v3) && bf16.runs(v4) && bf16.runs(bf16));
+  EXPECT_FALSE(v4.runs(bf16) || amx.runs(bf16) || bf16.runs(amx));
   EXPECT_FALSE(amx.runs(Target::parse("sm_80")) || Target::parse("sm_90").runs(v3));
   EXPECT_EQ(amx.vector_bytes(), 64);
 }
@@ -69,6 +71,7 @@ TEST(Target, Lesser) {
   EXPECT_EQ(lesser("sm_80"), "");
   EXPECT_EQ(lesser("sm_120"), "");
   EXPECT_EQ(lesser("x86-64-v4+amx"), "x86-64-v4 x86-64-v3 ");
+  EXPECT_EQ(lesser("x86-64-v4+bf16"), "x86-64-v4 x86-64-v3 ");
   EXPECT_EQ(lesser("x86-64-v4"), "x86-64-v3 ");
   EXPECT_EQ(lesser("x86-64-v3"), "");
 }

@@ -87,7 +87,8 @@ void require_modelled(const AttentionSpec& spec, const Target& target) {
   };
   if (target.is_cuda())
     refuse("target " + target.str() +
-           "; --device cuda:0 counts on a GPU, and x86-64-v3, x86-64-v4 and x86-64-v4+amx have a model");
+           "; --device cuda:0 counts on a GPU, and x86-64-v3, x86-64-v4, x86-64-v4+bf16 and x86-64-v4+amx "
+           "have a model");
   const OperationInfo& op = info_of(spec.op);
   if (!op.attends || op.few_rows)
     refuse(std::string("op ") + op.name + "; op forward and backward would work");
@@ -117,7 +118,7 @@ ForwardWalk walk_of(const AttentionSpec& spec, const Target& target, const Kerne
 
 BackwardWalk backward_walk_of(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
   const int lanes = target.vector_bytes() / int{sizeof(float)};
-  return {.unit_rows = uses_amx(spec, target) ? device::amx_backward_unit : 3 * lanes,
+  return {.unit_rows = multiplies_bf16(spec, target) ? device::bf16_backward_unit : 3 * lanes,
           .block_n = config.block_n,
           .scratch = cpu_backward_scratch(spec, target, config),
           .dq_row = std::int64_t{sizeof(float)} * device::cpu_backward_row(spec.head_dim)};
@@ -223,8 +224,9 @@ Verb add_audit(const Arguments& parent) {
   add_op(app, options->op);
   app.add_option("--device", options->device,
                  "cuda:0: count on this GPU [a model of a CPU's caches counts, which needs no device]");
-  app.add_option("--target", options->target,
-                 "x86-64-v3, x86-64-v4, x86-64-v4+amx [this CPU's]; on a GPU sm_90a, sm_90 [its own]");
+  app.add_option(
+      "--target", options->target,
+      "x86-64-v3, x86-64-v4, x86-64-v4+bf16, x86-64-v4+amx [this CPU's]; on a GPU sm_90a, sm_90 [its own]");
   app.add_option("--cache", options->caches,
                  "Bytes of a cache of a CPU; several, or with commas [this machine's second and third level]")
       .delimiter(',');

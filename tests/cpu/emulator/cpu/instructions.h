@@ -1,5 +1,5 @@
-// templates/cpu/instructions.h for a CPU with AVX-512 and AMX, emulated on
-// a CPU that has neither: vectors of the same length, and tile registers in
+// templates/cpu/instructions.h for a CPU with AVX-512, AVX512_BF16 and AMX, emulated on
+// a CPU that has none: vectors of the same length, and tile registers in
 // memory. It replaces that header when a kernel is compiled for x86-64-v3.
 #pragma once
 
@@ -50,16 +50,19 @@ extern "C" __attribute__((used)) inline int emulated_tiles_misused() {
   return misused;
 }
 
-inline void configure_tiles() {
-  misused |= configured;
-  configured = true;
-  for (auto& tile : tiles)
-    for (WordVec& row : tile) row = 0x7fc07fc0 - WordVec{};  // a CPU sets zeros, but no code may rely on that
-}
-inline void release_tiles() {
-  misused |= !configured;
-  configured = false;
-}
+struct TileRegisters {
+  TileRegisters() {
+    misused |= configured;
+    configured = true;
+    // A CPU sets zeros, but no code may rely on that.
+    for (auto& tile : tiles)
+      for (WordVec& row : tile) row = 0x7fc07fc0 - WordVec{};
+  }
+  ~TileRegisters() {
+    misused |= !configured;
+    configured = false;
+  }
+};
 template <int tile>
 void zero_tile() {
   misused |= !configured;
@@ -83,6 +86,18 @@ inline Vec flushed(Vec x) {
   const Vec magnitude = reinterpret_cast<Vec>(reinterpret_cast<WordVec>(x) & 0x7fffffffu);
   return magnitude < 0x1p-126f ? Vec{} : x;
 }
+inline Vec even_terms(WordVec pairs) {
+  return flushed(reinterpret_cast<Vec>(pairs << 16));
+}
+inline Vec odd_terms(WordVec pairs) {
+  return flushed(reinterpret_cast<Vec>(pairs & 0xffff0000u));
+}
+// Computes like VDPBF16PS (Intel SDM): the odd term is added first, then the even one, both fused and rounded
+// to nearest.
+inline Vec add_products(WordVec a, WordVec b, Vec sum) {
+  sum = flushed(__builtin_elementwise_fma(odd_terms(a), odd_terms(b), flushed(sum)));
+  return flushed(__builtin_elementwise_fma(even_terms(a), even_terms(b), sum));
+}
 // Computes like TDPBF16PS (Intel SDM): sums of the even and of the
 // odd terms, fused and rounded to nearest, are added at the end.
 template <int c, int a, int b>
@@ -91,13 +106,9 @@ void add_product() {
   for (int row = 0; row < 16; ++row) {
     Vec even{}, odd{};
     for (int i = 0; i < 16; ++i) {
-      const u32 pair = tiles[a][row][i];
-      const Vec a_even = flushed(__builtin_bit_cast(float, pair << 16) - Vec{});
-      const Vec a_odd = flushed(__builtin_bit_cast(float, pair & 0xffff0000u) - Vec{});
-      const Vec b_even = flushed(reinterpret_cast<Vec>(tiles[b][i] << 16));
-      const Vec b_odd = flushed(reinterpret_cast<Vec>(tiles[b][i] & 0xffff0000u));
-      even = flushed(__builtin_elementwise_fma(a_even, b_even, even));
-      odd = flushed(__builtin_elementwise_fma(a_odd, b_odd, odd));
+      const WordVec pair = tiles[a][row][i] - WordVec{};
+      even = flushed(__builtin_elementwise_fma(even_terms(pair), even_terms(tiles[b][i]), even));
+      odd = flushed(__builtin_elementwise_fma(odd_terms(pair), odd_terms(tiles[b][i]), odd));
     }
     const Vec sum = flushed(reinterpret_cast<Vec>(tiles[c][row]) + flushed(even + odd));
     tiles[c][row] = reinterpret_cast<WordVec>(sum);

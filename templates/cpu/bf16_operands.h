@@ -1,5 +1,5 @@
-// Operands of AMX, for both structs of products that use it: bf16 in tiles of 1 kB, each in the layout of a
-// tile register, padded with zeros beyond head_dim. Sums are float32.
+// Operands of products of bf16, by AMX or by vectors of pairs: bf16 in tiles of 1 kB, each in the layout of
+// one of AMX's tile registers, padded with zeros beyond head_dim. Sums are float32.
 //
 //   K     a of S^T = K Q^T       16 keys x 32 columns
 //   Q     b                      32 columns x 16 query rows; a row of the tile holds two columns
@@ -37,7 +37,7 @@ FLASHJIT_FN HalfVec larger_magnitudes(WordVec words, HalfVec than) {
 }
 
 template <class Spec, class Config>
-struct AmxOperands {
+struct Bf16Operands {
   static constexpr int head_dim = Spec::head_dim, head_dim_v = Spec::head_dim_v;
   static constexpr int vectors = 2, unit_rows = vectors * lanes;
   static_assert(unit_rows == amx_unit);
@@ -50,9 +50,6 @@ struct AmxOperands {
   static constexpr int q_row = k_tiles * 32, o_rows = v_tiles * 16;
   static constexpr int k_key = k_tiles * 32, v_key = v_tiles * 16;
   static constexpr int k_block = keys * k_key, v_block = keys * v_key;
-
-  FLASHJIT_FN AmxOperands() { configure_tiles(); }
-  FLASHJIT_FN ~AmxOperands() { release_tiles(); }
 
   // A row's maximum follows only when it has grown by more than 2^growth, so weights may exceed 1. bf16 has
   // the exponent range of the sums, which overflow only if V exceeds 2^96 over the number of keys. The

@@ -1,5 +1,5 @@
-// The backward for AMX: its own code on any CPU, with tile registers that emulator/ keeps in memory, against
-// the float64 oracle; and the compiler's output for a CPU with AMX.
+// The backward by products of bf16: its own code on any CPU, with the products of emulator/, against the
+// float64 oracle; and the compiler's output for CPUs with AMX and with AVX512_BF16.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,8 +24,6 @@ namespace {
 
 using enum CausalAlign;
 
-const Target amx = Target::parse("x86-64-v4+amx");
-
 AttentionSpec backward_spec(int head_dim, std::vector<Mask> mask = {}, const SpecOptions& options = {}) {
   return attention_spec(Operation::backward, DType::bf16, head_dim, std::move(mask), options);
 }
@@ -35,12 +33,16 @@ KernelConfig blocks_of(int block_n) {
 
 class EmulatedBackward {
  public:
-  EmulatedBackward(AttentionSpec spec, const KernelConfig& config, int threads = 1)
-      : spec_(std::move(spec)), config_(config), threads_(threads), code_(render(spec_, amx, config)) {}
+  EmulatedBackward(AttentionSpec spec, const Target& target, const KernelConfig& config, int threads = 1)
+      : spec_(std::move(spec)),
+        target_(target),
+        config_(config),
+        threads_(threads),
+        code_(render(spec_, target, config)) {}
 
   void launch(const Shape& shape, AttentionArgs args) const {
     const PlannedKernel kernel{
-        .spec = spec_, .target = amx, .config = config_, .parallelism = threads_, .steps = code_.steps()};
+        .spec = spec_, .target = target_, .config = config_, .parallelism = threads_, .steps = code_.steps()};
     const std::size_t bytes = runtime_of(spec_.op).workspace_bytes(kernel, shape);
     const FilledMemory workspace(bytes);
     args.workspace =
@@ -57,14 +59,17 @@ class EmulatedBackward {
 
  private:
   AttentionSpec spec_;
+  Target target_;
   KernelConfig config_;
   int threads_;
   EmulatedCode code_;
 };
 
-class AmxBackward : public SampledTest {
+class Bf16Backward : public SampledTest, public testing::WithParamInterface<const char*> {
  protected:
-  AmxBackward() : SampledTest(8) {}
+  Bf16Backward() : SampledTest(8) {}
+
+  const Target target = Target::parse(GetParam());
 
   // Only lends its memory.
   TestDevice host{{Device::Kind::cpu, 0}, "x86-64-v3"};
@@ -84,14 +89,14 @@ class AmxBackward : public SampledTest {
     EXPECT_TRUE(workload.check()) << c.str();
   }
   void expect(const Case& c, int block_n, int threads = 1) {
-    expect(c, EmulatedBackward(c.spec, blocks_of(block_n), threads));
+    expect(c, EmulatedBackward(c.spec, target, blocks_of(block_n), threads));
   }
 };
 
-TEST_F(AmxBackward, Lengths) {
+TEST_P(Bf16Backward, Lengths) {
   for (const auto& mask : {std::vector<Mask>{}, {CausalMask{bottom_right}}, {CausalMask{top_left}}}) {
     const AttentionSpec spec = backward_spec(40, mask);
-    const EmulatedBackward kernel(spec, blocks_of(64));
+    const EmulatedBackward kernel(spec, target, blocks_of(64));
     std::uint64_t seed = 0;
     for (const int rows : {1, 31, 32, 33, 128, 130})
       for (const int keys : {1, 15, 17, 32, 33, 64, 65, 200})
@@ -109,7 +114,7 @@ TEST_F(AmxBackward, Lengths) {
   }
 }
 
-TEST_F(AmxBackward, HeadDimsAndDtypesOfGradients) {
+TEST_P(Bf16Backward, HeadDimsAndDtypesOfGradients) {
   for (const auto& [dim, dim_v] : {std::pair{8, 8}, {16, 24}, {72, 40}, {128, 128}, {8, 256}, {256, 8}})
     for (const bool fp32_gradients : {false, true}) {
       AttentionSpec spec = backward_spec(dim, {CausalMask{}}, {.head_dim_v = dim_v});
@@ -118,14 +123,14 @@ TEST_F(AmxBackward, HeadDimsAndDtypesOfGradients) {
     }
 }
 
-TEST_F(AmxBackward, WideHeads) {
+TEST_P(Bf16Backward, WideHeads) {
   for (const auto& [dim, dim_v] : {std::pair{512, 512}, {1024, 1024}}) {
     const AttentionSpec spec = backward_spec(dim, {CausalMask{}}, {.head_dim_v = dim_v});
     expect({.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 70, .seqlen_k = 90}, 64);
   }
 }
 
-TEST_F(AmxBackward, PackedSequencesAndPartsOfBlocks) {
+TEST_P(Bf16Backward, PackedSequencesAndPartsOfBlocks) {
   for (const auto& mask : {std::vector<Mask>{}, {CausalMask{}}})
     for (const int threads : {1, 3}) {
       const AttentionSpec spec = backward_spec(72, mask, {.varlen = true});
@@ -142,7 +147,7 @@ TEST_F(AmxBackward, PackedSequencesAndPartsOfBlocks) {
 }
 
 // Formulas with and without derivatives, and what they learn.
-TEST_F(AmxBackward, Formulas) {
+TEST_P(Bf16Backward, Formulas) {
   for (
       const char* fields :
       {R"("score": ["softcap", "score * (1 + slope[head] / 8) + bias[min(abs(key - position), 5)]"], "dropout": true,
@@ -156,7 +161,7 @@ TEST_F(AmxBackward, Formulas) {
   }
 }
 
-TEST_F(AmxBackward, MasksWithAndWithoutDropout) {
+TEST_P(Bf16Backward, MasksWithAndWithoutDropout) {
   const std::vector<Mask> masks[] = {{PaddingMask{}},
                                      {CausalMask{}, PaddingMask{}},
                                      {SlidingWindowMask{bottom_right, true}, PaddingMask{}},
@@ -167,7 +172,7 @@ TEST_F(AmxBackward, MasksWithAndWithoutDropout) {
   for (const auto& mask : masks)
     for (const bool dropout : {false, true}) {
       const AttentionSpec spec = backward_spec(40, mask, {.dropout = dropout});
-      const EmulatedBackward kernel(spec, heuristic_config(spec, amx, {}));
+      const EmulatedBackward kernel(spec, target, heuristic_config(spec, target, {}));
       for (const std::uint64_t seed : {1, 4})
         expect({.spec = spec,
                 .batch = 2,
@@ -182,12 +187,12 @@ TEST_F(AmxBackward, MasksWithAndWithoutDropout) {
 }
 
 // Scores so far from 0 that float32 cannot hold their lse, with rows that share it and with random ones.
-TEST_F(AmxBackward, FarScores) {
+TEST_P(Bf16Backward, FarScores) {
   for (const char* fields : {R"_(, "score": ["score + (row < 40 ? -1e9 : 0)"], "sink_logits": true)_",
                              R"(, "mask": ["causal"], "varlen": true)"}) {
     const AttentionSpec spec = AttentionSpec::from_json(
         std::string(R"({"op": "backward", "dtype": "bf16", "head_dim": 40)") + fields + "}");
-    const EmulatedBackward kernel(spec, blocks_of(64), 3);
+    const EmulatedBackward kernel(spec, target, blocks_of(64), 3);
     for (const float scale : {1.0f, 1e4f, 1e10f}) {
       if (!has_turn()) continue;
       Case c{.spec = spec, .batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 70, .seqlen_k = 130};
@@ -204,12 +209,12 @@ TEST_F(AmxBackward, FarScores) {
 }
 
 // A NaN or infinity in an input reaches no gradient of rows and keys that do not see each other.
-TEST_F(AmxBackward, ValuesThatAreNotFinite) {
+TEST_P(Bf16Backward, ValuesThatAreNotFinite) {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   for (const auto& mask :
        {std::vector<Mask>{CausalMask{}}, {SlidingWindowMask{}}, {BlockSparseMask{16, 16}}}) {
     const AttentionSpec spec = backward_spec(40, mask);
-    const EmulatedBackward kernel(spec, blocks_of(64));
+    const EmulatedBackward kernel(spec, target, blocks_of(64));
     for (const auto& [input, value] : {std::pair{&AttentionArgs::q, nan},
                                        {&AttentionArgs::k, nan},
                                        {&AttentionArgs::k, inf},
@@ -272,28 +277,34 @@ TEST_F(AmxBackward, ValuesThatAreNotFinite) {
   }
 }
 
-TEST_F(AmxBackward, EveryConfigOfTheSearchSpace) {
+TEST_P(Bf16Backward, EveryConfigOfTheSearchSpace) {
   const AttentionSpec spec = backward_spec(64, {CausalMask{}});
-  for (const KernelConfig& config : search_space(spec, amx))
+  for (const KernelConfig& config : search_space(spec, target))
     expect({.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 150, .seqlen_k = 333},
-           EmulatedBackward(spec, config));
+           EmulatedBackward(spec, target, config));
 }
 
-// The compiler's output for a CPU with AMX.
-TEST(AmxBackwardCode, MultipliesTilesAndCallsNobody) {
+// The compiler's output.
+TEST_P(Bf16Backward, MultipliesBf16AndCallsNobody) {
+  const std::vector<const char*> instructions =
+      target.amx ? std::vector{"ldtilecfg", "tilerelease", "tileloadd", "tilestored", "tdpbf16ps"}
+                 : std::vector{"vdpbf16ps"};
   for (const bool dropout : {false, true})
     for (const int dim : {40, 128}) {
       const AttentionSpec spec = backward_spec(dim, {CausalMask{}}, {.dropout = dropout});
-      const KernelSource source = render(spec, amx, heuristic_config(spec, amx, {}));
+      const KernelSource source = render(spec, target, heuristic_config(spec, target, {}));
       const CompiledKernel kernel = clang_compiler()->compile(source, true);
       EXPECT_EQ(kernel.log, "");
-      for (const char* instruction : {"ldtilecfg", "tilerelease", "tileloadd", "tilestored", "tdpbf16ps"})
+      for (const char* instruction : instructions)
         EXPECT_THAT(kernel.assembly, testing::HasSubstr(instruction));
       // Loading would fail for a function that does not exist.
       for (const Step& step : source.steps)
         EXPECT_NO_THROW(LoadedObject(kernel.code).function(step.function));
     }
 }
+
+INSTANTIATE_TEST_SUITE_P(Amx, Bf16Backward, testing::Values("x86-64-v4+amx"));
+INSTANTIATE_TEST_SUITE_P(Pairs, Bf16Backward, testing::Values("x86-64-v4+bf16"));
 
 }  // namespace
 }  // namespace flashjit::testing_support

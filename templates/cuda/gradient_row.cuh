@@ -26,8 +26,7 @@ FLASHJIT_FN void write_gradient(Gradient* to, const float (&accumulator)[size], 
         if (factor == 0) x[i] = 0;
       }
       transpose_quad(x, part);
-      if (inside && g + part < chunks)
-        *reinterpret_cast<uint4*>(to + (g + part) * 8) = uint4{x[0], x[1], x[2], x[3]};
+      if (inside && g + part < chunks) st_global_v4(to + (g + part) * 8, x);
     }
   }
 }

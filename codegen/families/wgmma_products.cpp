@@ -1,6 +1,8 @@
 #include "codegen/families/wgmma_products.hpp"
 
 #include <algorithm>
+#include <cstddef>
+#include <vector>
 
 #include "codegen/families/backward_kernels.hpp"
 #include "codegen/formulas/formula_traits.hpp"
@@ -39,6 +41,7 @@ struct Product {
   int panel_bytes = 0;  // of b, where n is more than one instruction has
   // Columns of an instruction. ptxas wants its registers within those of a launch: 128 of 512 threads.
   int most = 256;
+  bool continues = false;  // the first step adds to d in any case
 
   // a_step, b_step: bytes from the operand's beginning to the part that a step reads.
   template <class AStep, class BStep>
@@ -47,7 +50,7 @@ struct Product {
     // The operands where a and b begin, and `accumulate`.
     const int a = n / 2, b = a + (a_in_registers ? 4 * steps : 2), last = b + 2;
     const std::string indent = "        ";
-    const char* const first = accumulates ? "p" : "0";  // whether the first step adds to d
+    const char* const first = accumulates ? "p" : continues ? "1" : "0";  // whether the first step adds to d
     std::string text = std::string("  static FLASHJIT_FN void ") + name + "(float (&d)[" + number(n / 2) +
                        "], " + (a_in_registers ? "const u32 (&a)[" + number(steps) + "][4]" : "u64 a") +
                        ", u64 b" + (accumulates ? ", int accumulate" : "") + ") {\n    asm volatile(\n" +
@@ -82,13 +85,25 @@ std::string wgmma_products(const AttentionSpec& spec, const KernelConfig& config
   // As Sm90aShared has them (templates/cuda/forward_sm90a_shared.cuh).
   const bool scaled_rows = spec.kv_scale == KvScale::token_head;
   const char* const type = spec.dtype == DType::bf16 ? "bf16" : "f16";
-  const Product qk{.name = "qk",
+  // The steps of Q K^T. Those of a second piece of K are a product of their own.
+  const bool in_pieces = !spec.kv_dtype && !config.q_in_registers &&
+                         device::Sm90aLayout::in_pieces(spec.head_dim_v, config.num_stages,
+                                                        device::Converts::nothing, spec.v_in_k);
+  std::vector<int> steps, rest_steps;
+  for (int step = 0; step < layout.qk_steps; ++step)
+    (in_pieces && layout.in_second_piece(spec.head_dim_v, step) ? rest_steps : steps).push_back(step);
+  const auto qk = [&](const char* name, const std::vector<int>& of, bool continues) {
+    return Product{.name = name,
                    .type = spec.has_kv_scales() ? "f16" : type,
                    .n = config.block_n,
-                   .steps = layout.qk_steps,
+                   .steps = static_cast<int>(of.size()),
                    .a_in_registers = config.q_in_registers,
                    .b_n_major = false,
-                   .accumulates = false};
+                   .accumulates = false,
+                   .continues = continues}
+        .text([&](int step) { return layout.q_step(of[static_cast<std::size_t>(step)]); },
+              [&](int step) { return layout.k_step(of[static_cast<std::size_t>(step)]); });
+  };
   const auto pv = [&](const char* name, int columns) {
     return Product{.name = name,
                    .type = spec.has_kv_scales() && !scaled_rows ? "f16" : type,
@@ -102,10 +117,9 @@ std::string wgmma_products(const AttentionSpec& spec, const KernelConfig& config
         .text([](int) { return 0; }, [&](int step) { return layout.v_step(step); });
   };
   const int first = device::Sm90aLayout::first_columns(spec.head_dim_v), rest = spec.head_dim_v - first;
-  return "struct WgmmaProducts {\n" +
-         qk.text([&](int step) { return layout.q_step(step); },
-                 [&](int step) { return layout.k_step(step); }) +
-         pv("pv", first) + (rest > 0 ? pv("pv_rest", rest) : "") + "};\n\n";
+  return "struct WgmmaProducts {\n" + qk("qk", steps, false) +
+         (rest_steps.empty() ? "" : qk("qk_rest", rest_steps, true)) + pv("pv", first) +
+         (rest > 0 ? pv("pv_rest", rest) : "") + "};\n\n";
 }
 
 namespace {

@@ -13,6 +13,8 @@ namespace flashjit {
 //   qk(float (&scores)[block_n / 2], q, u64 k)
 //     scores = Q K^T. q: the operand's registers, u32[steps][4], or its descriptor;
 //     k: the block's descriptor.
+//   qk_rest(scores, q, k)
+//     With K in two pieces and no Q in registers: qk leaves out the second piece, qk_rest adds it.
 //   pv(float (&output)[head_dim_v / 2], const u32 (&weights)[block_n / 16][4], u64 v, int accumulate)
 //     output += weights V, or output = weights V if accumulate is 0.
 // The products are rendered because inline assembly neither loops nor counts operands. Each product is one

@@ -161,7 +161,8 @@ struct ForwardSm90a {
       mbarrier_init(shared.q_empty(), consumer_warps);
       for (int stage = 0; stage < stages; ++stage) {
         mbarrier_init(shared.k_full(stage), converts ? converters : Spec::dropout ? 2 : 1);
-        mbarrier_init(shared.k_empty(stage), Spec::v_in_k ? consumer_warps : weighing_warps);
+        mbarrier_init(shared.k_empty(stage),
+                      Spec::v_in_k && layout.second_piece == 0 ? consumer_warps : weighing_warps);
         mbarrier_init(shared.v_full(stage), converts ? converters : 1);
         mbarrier_init(shared.v_empty(stage), consumer_warps);
         if (Spec::dropout) mbarrier_init(shared.words_asked(stage), 1);

@@ -30,20 +30,21 @@ class HandedWeights {
   FLASHJIT_FN void begin() const { bar_arrive(empty(), 64); }
   FLASHJIT_FN void end() const { bar_sync(empty(), 64); }
 
-  // Gives a block's weights and its rows' corrections.
-  template <class Softmax>
+  // Gives a block's weights and its rows' corrections; without `tells` when tell() is called.
+  template <bool tells, class Softmax>
   FLASHJIT_FN void give(const u32 (&weights)[steps][4], const Softmax& softmax, bool rescales,
                         bool ends_within) const {
     bar_sync(empty(), 64);
 #pragma unroll
     for (int i = 0; i < steps; ++i)
       st_shared_v4(buffer_ + i * 2048, weights[i][0], weights[i][1], weights[i][2], weights[i][3]);
-    message(softmax.correction(0), softmax.correction(1), (rescales ? 1 : 0) | (ends_within ? 2 : 0));
+    message<tells>(softmax.correction(0), softmax.correction(1), (rescales ? 1 : 0) | (ends_within ? 2 : 0));
   }
+  FLASHJIT_FN void tell() const { bar_arrive(full(), 64); }
   // Gives the factors of a tile's outputs.
   FLASHJIT_FN void end_tile(const float (&factor)[2]) const {
     bar_sync(empty(), 64);
-    message(factor[0], factor[1], 4);
+    message<true>(factor[0], factor[1], 4);
   }
   FLASHJIT_FN Handed take(u32 (&weights)[steps][4], float (&factor)[2]) const {
     bar_sync(full(), 64);
@@ -59,9 +60,10 @@ class HandedWeights {
  private:
   FLASHJIT_FN int full() const { return first_barrier + warp_; }
   FLASHJIT_FN int empty() const { return first_barrier + 4 + warp_; }
+  template <bool tells>
   FLASHJIT_FN void message(float a, float b, u32 word) const {
     st_shared_v4(message_, __float_as_uint(a), __float_as_uint(b), word, 0);
-    bar_arrive(full(), 64);
+    if (tells) tell();
   }
 
   u32 buffer_, message_;  // of the thread; the latter of its rows

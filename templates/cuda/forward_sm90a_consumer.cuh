@@ -69,9 +69,10 @@ class Sm90aConsumer {
   static constexpr int warpgroup_barrier = 4;  // + consumer: its own four warps
 
   // Whether a product with V goes before the next scores. Of two stages of values in keys one is then filled
-  // again during scores and softmax.
-  static constexpr bool values_first =
-      Spec::v_in_k && Config::num_stages == 2 && column_groups > 1 && !Kernel::converts;
+  // again during scores and softmax, in pieces.
+  static constexpr bool values_first = layout.second_piece > 0;
+  // Whether V has mbarriers of its own: else it is a part of K, which arrives and is released as one.
+  static constexpr bool v_is_apart = !Spec::v_in_k || (values_first && column_group > 0);
 
   struct Nothing {};
   static constexpr int first_column = column_group == 0 ? 0 : Sm90aLayout::first_columns(Spec::head_dim_v);
@@ -240,6 +241,7 @@ class Sm90aConsumer {
     if constexpr (!q_in_registers) release(shared_.q_empty());
     wait_v(ring_, v_stage, work);
     issue_pv(ring_);
+    if constexpr (values_first) handed_.tell();
   }
 
   // Computes the columns of a later group: multiplies the weights that group 0 hands on with V.
@@ -316,7 +318,7 @@ class Sm90aConsumer {
     if constexpr (!Spec::v_in_k) release(shared_.k_empty(stage));
   }
   FLASHJIT_FN void release_v(int stage, bool held = true) const {
-    release(Spec::v_in_k ? shared_.k_empty(stage) : shared_.v_empty(stage), held);
+    release(v_is_apart ? shared_.v_empty(stage) : shared_.k_empty(stage), held);
   }
 
   FLASHJIT_FN Announcement announcement(u32 parity) const {
@@ -345,8 +347,9 @@ class Sm90aConsumer {
     release(shared_.q_empty());
   }
   FLASHJIT_FN void wait_k() const { mbarrier_wait(shared_.k_full(ring_.stage), ring_.parity); }
+  FLASHJIT_FN void wait_second_piece() const { mbarrier_wait(shared_.v_full(ring_.stage), ring_.parity); }
   FLASHJIT_FN void wait_v(const Ring& ring, int v_stage, const Work& work) const {
-    if constexpr (!Spec::v_in_k)
+    if constexpr (v_is_apart)
       mbarrier_wait(shared_.v_full(ring.stage), ring.parity);
     else if constexpr (column_group > 0)  // group 0 has waited for K
       mbarrier_wait(shared_.k_full(ring.stage), ring.parity);
@@ -367,12 +370,17 @@ class Sm90aConsumer {
   // scores = Q K^T
   FLASHJIT_FN void issue_qk() {
     const u64 k = wgmma_descriptor(shared_.k(ring_.stage), 0);
+    if constexpr (values_first && q_in_registers) wait_second_piece();
     wgmma_fence();
     if constexpr (q_in_registers)
       Products::qk(scores_, q_, k);
     else
       Products::qk(scores_, wgmma_descriptor(shared_.q() + warpgroup_ * Sm90aLayout::warpgroup_rows * 128, 0),
                    k);
+    if constexpr (values_first && !q_in_registers) {
+      wait_second_piece();
+      Products::qk_rest(scores_, wgmma_descriptor(shared_.q(), 0), k);
+    }
     wgmma_commit_group();
   }
 
@@ -428,6 +436,8 @@ class Sm90aConsumer {
     if constexpr (values_first) {
       release_v(v_stage, under_way_);
       wgmma_wait_group<0>();
+      if (under_way_) handed_.tell();  // group 1 multiplies the block before during this one's softmax
+      release(shared_.v_empty(ring_.stage));
     }
     if constexpr (!skips_maxima) release_k(ring_.stage);
     if constexpr (has_kv_scales) score_scales_.apply(scores_, shared_, ring_, lane_);
@@ -447,7 +457,8 @@ class Sm90aConsumer {
       release_v(v_stage, under_way_);
     }
     pack_weights();
-    if constexpr (column_groups > 1) handed_.give(weights_, softmax_, rescale, v_stage == ends_within);
+    if constexpr (column_groups > 1)
+      handed_.template give<!values_first>(weights_, softmax_, rescale, v_stage == ends_within);
     if (rescale && under_way_) {
 #pragma unroll
       for (int i = 0; i < columns / 2; ++i) output_[i] *= softmax_.correction(i / 2 % 2);

@@ -41,7 +41,7 @@ class Sm90aPages {
 
   // Copies panels of a block; `found` is find()'s answer. All lanes of the warp, which stay together.
   // row_bytes: of a panel.
-  FLASHJIT_FN void copy(u32 to, const TensorMap& map, u32 full, int panels, int block, Found found,
+  FLASHJIT_FN void copy(u32 to, const TensorMap& map, u32 full, Span panels, int block, Found found,
                         int row_bytes = 128) const {
     __syncwarp();
     const int all_lanes = 32 * warps() * p_.box_keys;
@@ -49,7 +49,7 @@ class Sm90aPages {
     for (int key = first_key(); key < block_n; key += all_lanes) {
       if (key >= all_lanes) found = find_key(block * block_n + key);
 #pragma unroll
-      for (int i = 0; i < panels; ++i)
+      for (int i = panels.begin; i < panels.end; ++i)
         cp_async_bulk_tensor_4d(to + i * (block_n * 128) + key * row_bytes, map, full, i * Sm90aLayout::panel,
                                 found.row, head_, found.page);
     }

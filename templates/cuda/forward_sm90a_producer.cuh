@@ -166,10 +166,12 @@ class Sm90aProducer {
   FLASHJIT_FN void load_q(const TileIndex& tile) {
     if constexpr (Config::pack_gqa) {
       announce(tile, Announced::tile, qk_panels * Rows(p_).used() * 128);
-      if (leads()) copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, head_q_, q_row_);
+      if (leads())
+        copy(shared_.q(), maps_.q, shared_.q_full(), {0, qk_panels}, layout.q_panel, head_q_, q_row_);
     } else {
       announce(tile, Announced::tile, layout.q_bytes);
-      if (leads()) copy(shared_.q(), maps_.q, shared_.q_full(), qk_panels, layout.q_panel, q_row_, head_q_);
+      if (leads())
+        copy(shared_.q(), maps_.q, shared_.q_full(), {0, qk_panels}, layout.q_panel, q_row_, head_q_);
     }
   }
   FLASHJIT_FN void load_k(const PassedBlock& block, bool last) {
@@ -187,10 +189,24 @@ class Sm90aProducer {
       if constexpr (Spec::dropout) ask_for_words(block.index());
       if constexpr (Kernel::passes_blocks)
         st_shared_v2(shared_.passed(ring_.stage), block.word | (last ? 1 : 0), block.found);
-      mbarrier_arrive_expect_tx(shared_.k_full(ring_.stage), layout.k_bytes);
+      mbarrier_arrive_expect_tx(shared_.k_full(ring_.stage), layout.k_bytes - layout.second_piece);
     }
-    copy_keys(shared_.k(ring_.stage), k_map(found), shared_.k_full(ring_.stage), qk_panels, block.index(),
-              found);
+    if constexpr (layout.second_piece > 0)
+      copy_pieces(block.index(), found);
+    else
+      copy_keys(shared_.k(ring_.stage), k_map(found), shared_.k_full(ring_.stage), {0, qk_panels},
+                block.index(), found);
+  }
+  // The first piece has a free buffer.
+  template <class Found>
+  FLASHJIT_FN void copy_pieces(int index, const Found& found) {
+    constexpr int second = Sm90aLayout::first_columns(Spec::head_dim_v) / Sm90aLayout::panel;
+    const u32 to = shared_.k(ring_.stage), full = shared_.k_full(ring_.stage);
+    copy_keys(to, k_map(found), full, {0, second}, index, found);
+    copy_keys(to, k_map(found), full, {v_panels, qk_panels}, index, found);
+    mbarrier_wait(shared_.v_empty(ring_.stage), ring_.parity ^ 1);
+    if (leads()) mbarrier_arrive_expect_tx(shared_.v_full(ring_.stage), layout.second_piece);
+    copy_keys(to, k_map(found), shared_.v_full(ring_.stage), {second, v_panels}, index, found);
   }
   // Asks for the words of a block's columns, for the next stage of K. An index of -1 ends the requests.
   FLASHJIT_FN void ask_for_words(int index) {
@@ -212,7 +228,7 @@ class Sm90aProducer {
     const auto found = pages_.find(index);
     mbarrier_wait(shared_.v_empty(ring.stage), ring.parity ^ 1);
     if (leads()) mbarrier_arrive_expect_tx(shared_.v_full(ring.stage), layout.v_bytes);
-    copy_keys(shared_.v(ring.stage), v_map(found), shared_.v_full(ring.stage), v_panels, index, found);
+    copy_keys(shared_.v(ring.stage), v_map(found), shared_.v_full(ring.stage), {0, v_panels}, index, found);
   }
   FLASHJIT_FN void load_last_v() {
     if (last_v_ >= 0) load_v(last_v_, 1);
@@ -235,7 +251,7 @@ class Sm90aProducer {
   }
   // Copies a block of K or V.
   template <class Found>
-  FLASHJIT_FN void copy_keys(u32 to, const TensorMap& map, u32 full, int panels, int index,
+  FLASHJIT_FN void copy_keys(u32 to, const TensorMap& map, u32 full, Span panels, int index,
                              const Found& found) const {
     if constexpr (Spec::paged) {
       pages_.copy(to, map, full, panels, index, found);
@@ -246,10 +262,10 @@ class Sm90aProducer {
     }
   }
   // Copies panels. `second` and `third`: coordinates in the map's second and third dimension.
-  FLASHJIT_FN void copy(u32 to, const TensorMap& map, u32 full, int panels, int panel_bytes, int second,
+  FLASHJIT_FN void copy(u32 to, const TensorMap& map, u32 full, Span panels, int panel_bytes, int second,
                         int third) const {
 #pragma unroll
-    for (int i = 0; i < panels; ++i)
+    for (int i = panels.begin; i < panels.end; ++i)
       cp_async_bulk_tensor_4d(to + i * panel_bytes, map, full, i * Sm90aLayout::panel, second, third, batch_);
   }
 

@@ -196,7 +196,7 @@ class Sm90aQuantisedPages {
     const ScalePlaces<values> places(*this, index);
     wait_for_slot();
     send(block, block_n * row_bytes);
-    pages_.copy(shared_.stored(slot), map, shared_.stored_full(slot), 1, index, found, row_bytes);
+    pages_.copy(shared_.stored(slot), map, shared_.stored_full(slot), {0, 1}, index, found, row_bytes);
     if constexpr (own_scales) {
       places.copy(shared_.stored_scales(slot), scales<values>());
       cp_async_mbarrier_arrive_noinc(shared_.stored_full(slot));

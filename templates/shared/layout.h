@@ -67,6 +67,19 @@ struct Sm90aLayout {
     return column_groups(head_dim_v) == 1 ? head_dim_v : ceil_div(head_dim_v, panel) / 2 * panel;
   }
 
+  // Whether panels of a stage arrive and are released in two pieces: V's columns of the second group, and all
+  // others. Two stages of values in keys do, since they are free late.
+  FLASHJIT_FN static constexpr bool in_pieces(int head_dim_v, int num_stages, Converts converts,
+                                              bool v_in_k) {
+    return v_in_k && num_stages == 2 && column_groups(head_dim_v) > 1 && converts == Converts::nothing;
+  }
+
+  // Whether a step of Q K^T reads the second piece.
+  FLASHJIT_FN static constexpr bool in_second_piece(int head_dim_v, int step) {
+    const int at = step * 16 / panel;
+    return at >= first_columns(head_dim_v) / panel && at < ceil_div(head_dim_v, panel);
+  }
+
   // 8-bit K and V as they arrive: bytes of a row, so many that any number of rows begins at a multiple of
   // 128, as the copy engine wants it. Of fp8_ds_mla there is no room for more than a row has, so that only
   // eight rows do.
@@ -88,7 +101,8 @@ struct Sm90aLayout {
   // With conversion: 32 bytes for each slot, its mbarriers and a message. With scales of rows: those of a
   // slot's rows, and of the keys of 2 * num_stages blocks.
   int stored_barriers, stored_scales, k_scales;
-  int own_part;  // with wide heads: 16 bytes (cuda/forward_sm90a_lengths.cuh)
+  int second_piece;  // bytes of V's columns of the second group; 0: a stage is one piece
+  int own_part;      // with wide heads: 16 bytes (cuda/forward_sm90a_lengths.cuh)
   int handed;  // with two column groups: 16 bytes for each thread and step of weights V, and for four threads
   int end;
 
@@ -120,6 +134,9 @@ struct Sm90aLayout {
         stored_barriers(dropout_key),
         stored_scales(stored_barriers + stored_slots * 32),
         k_scales(stored_scales + stored_slots * block_n * 4),
+        second_piece(in_pieces(head_dim_v, num_stages, converts, v_in_k)
+                         ? (ceil_div(head_dim_v, panel) - first_columns(head_dim_v) / panel) * kv_panel
+                         : 0),
         own_part(0),
         handed(0),
         end(dropout                             ? dropout_words + 2 * num_stages * block_n * 4

@@ -148,18 +148,24 @@ TEST_F(NvrtcTest, WideHeads) {
       {.mask = {SlidingWindowMask{}}, .paged = true, .kv_dtype = DType::fp8_e4m3}};
   std::vector<Case> cases;
   std::size_t place = 0;
-  for (const auto& [dim, dim_v] : {std::pair{264, 264},
-                                   {320, 320},
-                                   {384, 384},
-                                   {512, 512},
-                                   {576, 512},
-                                   {576, 576},
-                                   {576, 8},
-                                   {8, 576},
-                                   {512, 128},
-                                   {192, 328}})
+  struct Heads {
+    int dim, dim_v;
+    bool v_in_k = false;
+  };
+  for (const auto& [dim, dim_v, v_in_k] : {Heads{264, 264},
+                                           {320, 320},
+                                           {384, 384},
+                                           {512, 512},
+                                           {576, 512},
+                                           {576, 512, true},
+                                           {576, 576},
+                                           {576, 8},
+                                           {8, 576},
+                                           {512, 128},
+                                           {192, 328}})
     for (const Options& options : all_options) {
       AttentionSpec spec = make_spec(dim % 64 ? DType::fp16 : DType::bf16, dim, dim_v);
+      spec.v_in_k = v_in_k;
       spec.mask = options.mask;
       spec.score = options.score;
       spec.dropout = options.dropout, spec.varlen = options.varlen, spec.paged = options.paged;

@@ -54,6 +54,11 @@ struct DividedConfigOf : ConfigOf<64, block_n_, false, pack_gqa_, tile_order_> {
   static constexpr int num_stages = num_stages_, num_warps = 12;
 };
 
+template <class Config>
+struct WithQInRegisters : Config {
+  static constexpr bool q_in_registers = true;
+};
+
 // A warpgroup more converts.
 template <class Config>
 struct ConvertingConfigOf : Config {

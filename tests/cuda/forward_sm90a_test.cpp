@@ -92,6 +92,7 @@ TEST_F(ForwardSm90a, ValuesInKeys) {
   using Latent = ValuesInKeys<SpecOf<Fp16, 328, 264, false>>;
   expect<Latent, DividedConfigOf<32, 2, true>>(c, {});
   expect<Latent, DividedConfigOf<16, 3, false>>(c, {}, 3);
+  expect<ValuesInKeys<SpecOf<Fp16, 272, 264, false>>, WithQInRegisters<DividedConfigOf<32, 2, true>>>(c, {});
   Case pages = c;
   pages.page_size = 16;
   expect<WithPages<ValuesInKeys<SpecOf<Bf16, 576, 512, false, BottomRight>>>,

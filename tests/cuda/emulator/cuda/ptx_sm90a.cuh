@@ -123,8 +123,7 @@ struct EmulatedProducts {
   using QkElement = typename Sm90aShared<Spec, Config>::QkElement;
   using PvElement = typename Sm90aShared<Spec, Config>::PvElement;
   static constexpr int block_n = Config::block_n;
-  static constexpr Sm90aLayout layout{Spec::head_dim, Spec::head_dim_v,   Config::block_m,
-                                      block_n,        Config::num_stages, Spec::dropout};
+  static constexpr Sm90aLayout layout = Sm90aShared<Spec, Config>::layout;
 
   static void qk(float (&d)[block_n / 2], const u32 (&q)[layout.qk_steps][4], u64 k) {
     for (int i = 0; i < layout.qk_steps; ++i)
@@ -132,8 +131,16 @@ struct EmulatedProducts {
   }
   static void qk(float (&d)[block_n / 2], u64 q, u64 k) {
     for (int i = 0; i < layout.qk_steps; ++i)
-      wgmma_ss<QkElement, block_n>(d, q + static_cast<u32>(layout.q_step(i)),
-                                   k + static_cast<u32>(layout.k_step(i)), i > 0);
+      if (layout.second_piece == 0 || !layout.in_second_piece(Spec::head_dim_v, i))
+        qk_step(d, q, k, i, i > 0);
+  }
+  static void qk_rest(float (&d)[block_n / 2], u64 q, u64 k) {
+    for (int i = 0; i < layout.qk_steps; ++i)
+      if (layout.in_second_piece(Spec::head_dim_v, i)) qk_step(d, q, k, i, 1);
+  }
+  static void qk_step(float (&d)[block_n / 2], u64 q, u64 k, int i, int accumulate) {
+    wgmma_ss<QkElement, block_n>(d, q + static_cast<u32>(layout.q_step(i)),
+                                 k + static_cast<u32>(layout.k_step(i)), accumulate);
   }
   template <int columns>
   static void pv(float (&d)[columns], const u32 (&weights)[layout.pv_steps][4], u64 v, int accumulate) {

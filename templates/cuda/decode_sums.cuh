@@ -152,7 +152,7 @@ class DecodeSums {
         const PartState state = FreshParts::load(state_at(state_slot, of_round));
         u32 words[4];
         FreshParts::load(words, sums_at(sums_slot));
-        return row_of(words, 1, state.maximum, state.sum);
+        return row_of(words, 1, state);
       };
       const auto store = [&](const Row& sums, int slot) {
         store_columns(sums_at(slot), sums.o);
@@ -193,15 +193,14 @@ class DecodeSums {
     ld_shared_v4(words, shared_.sums(group, row) + exchanged * 4);
     float scale = 1;
     if constexpr (quantised) scale = scale_of(with_kv_scales(p_).v_scale, tile);
-    return row_of(words, scale, reference > Softmax::lowest ? reference : minus_infinity,
-                  __uint_as_float(static_cast<u32>(state[1])));
+    return row_of(words, scale, part_state<Softmax>(reference, __uint_as_float(static_cast<u32>(state[1]))));
   }
-  FLASHJIT_FN static Row row_of(const u32 (&words)[4], float scale, float maximum, float sum) {
+  FLASHJIT_FN static Row row_of(const u32 (&words)[4], float scale, const PartState& state) {
     Row row;
 #pragma unroll
     for (int e = 0; e < 4; ++e) row.o[e] = __uint_as_float(words[e]) * scale;
-    row.maximum = maximum;
-    row.sum = sum;
+    row.maximum = state.maximum;
+    row.sum = state.sum;
     return row;
   }
 
@@ -259,7 +258,7 @@ class DecodeSums {
       if constexpr (is_row)
         write(row, at, o, lse);
       else
-        write(row, at, o, PartState{top > Softmax::lowest ? top : minus_infinity, all});
+        write(row, at, o, part_state<Softmax>(top, all));
     }
   }
 

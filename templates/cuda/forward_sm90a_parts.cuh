@@ -16,10 +16,7 @@ namespace flashjit::device {
 // A row's part as the merge reads it.
 template <class Softmax>
 FLASHJIT_FN PartState part_state(const Softmax& softmax, int r) {
-  // A row of far scores alone may have a sum of 0, and a row of NaN alone the lowest reference.
-  const float sum = softmax.relative_sum(r), reference = softmax.reference(r);
-  const bool has_keys = reference > Softmax::lowest || sum != 0;
-  return {has_keys ? reference : minus_infinity, sum};
+  return part_state<Softmax>(softmax.reference(r), softmax.relative_sum(r));
 }
 
 // Where parts are fixed, what a thread has of the parts of its tile that are complete, added up by the

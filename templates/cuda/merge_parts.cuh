@@ -11,6 +11,13 @@ namespace flashjit::device {
 struct PartState {
   float maximum, sum;
 };
+// That of a softmax's row. A row of far scores alone may have a sum of 0, and a row of NaN alone the lowest
+// reference.
+template <class Softmax>
+FLASHJIT_FN PartState part_state(float reference, float sum) {
+  const bool has_keys = reference > Softmax::lowest || sum != 0;
+  return {has_keys ? reference : minus_infinity, sum};
+}
 
 // Parts that a caller gives: normalised, with a log-sum-exp, which is the maximum of a sum of 1. They stay as
 // they are while the kernel runs.

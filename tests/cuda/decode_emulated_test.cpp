@@ -33,6 +33,31 @@ TEST_F(DecodeOnGpu, GroupsAndNewTokens) {
     }
 }
 
+// A row whose scores are NaN is NaN, though no part of it has a largest score.
+TEST_F(DecodeOnGpu, NotANumberInEveryPart) {
+  using Spec = SpecOf<Bf16, 16, 16, false, false, BottomRight>;
+  const auto expect_nan = [&]<class Of>(Of) {
+    Workload workload(
+        host,
+        with_spec<Of>({.heads_q = 2, .heads_kv = 1, .seqlen_k = 1600, .data = Data::plain}, {CausalMask{}}));
+    const Tensor q = workload.q().on_host();
+    verify::store_element(q.data, q.dtype, q.strides[2], NAN);  // query head 1
+    workload.q().upload();
+    workload.reset();
+    launch<Of, ConfigOf<16, 32, 1, 8>>(workload.given(), workload.args(), 5);
+    EXPECT_EQ(steps, 2u);
+    ASSERT_TRUE(workload.fetch());
+    const Tensor o = *workload.host_args().o, lse = *workload.host_args().lse;
+    for (int head = 0; head < 2; ++head) {
+      EXPECT_EQ(std::isnan(verify::load_element(lse.data, lse.dtype, head * lse.strides[1])), head == 1);
+      for (int c = 0; c < 16; ++c)
+        EXPECT_EQ(std::isnan(verify::load_element(o.data, o.dtype, head * o.strides[2] + c)), head == 1);
+    }
+  };
+  expect_nan(Spec{});
+  expect_nan(Invariant<Spec>{});
+}
+
 using FormulaParams = device::WithFormulas<device::CudaDecodeParams>;
 
 TEST_F(DecodeOnGpu, Formulas) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <numbers>
 #include <vector>
@@ -146,6 +147,32 @@ TEST_P(FarScores, OfRandomDataToo) {
       const verify::Report report = workload.report();
       EXPECT_EQ(report.wrong, 0) << report.str();
       EXPECT_EQ(report.undecided > 0, on().is_cuda() && scale > 1e3f) << report.str();
+    }
+}
+
+// A row whose scores are all NaN is NaN, too, where its keys are divided into parts, of which none has a
+// largest score.
+TEST_P(FarScores, ARowOfNotANumberInPartsIsNaN) {
+  for (const Operation op : {Operation::decode, Operation::forward})
+    for (const bool batch_invariant : {false, true}) {
+      AttentionSpec spec = forward_spec(DType::bf16, 64);
+      spec.op = op;
+      spec.batch_invariant = batch_invariant;
+      Workload workload(
+          on(),
+          {.spec = spec, .heads_q = 2, .heads_kv = 1, .seqlen_q = 1, .seqlen_k = 5000, .data = Data::plain});
+      const Tensor q = workload.q().on_host();
+      verify::store_element(q.data, q.dtype, q.strides[2], std::numeric_limits<float>::quiet_NaN());
+      workload.q().upload();
+      workload.reset();
+      workload.kernel(on().engine()).launch(workload.args());
+      EXPECT_TRUE(workload.fetch());
+      const Tensor o = *workload.host_args().o, lse = *workload.host_args().lse;
+      for (int head = 0; head < 2; ++head) {
+        EXPECT_EQ(std::isnan(verify::load_element(lse.data, lse.dtype, head * lse.strides[1])), head == 1);
+        for (int c = 0; c < 64; ++c)
+          EXPECT_EQ(std::isnan(verify::load_element(o.data, o.dtype, head * o.strides[2] + c)), head == 1);
+      }
     }
 }
 

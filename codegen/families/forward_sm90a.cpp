@@ -84,16 +84,17 @@ bool looks_up(const AttentionSpec& spec) {
 }
 
 // Registers for dropout: the words of a thread's rows, and the registers that
-// ptxas takes beyond them in three cases. Three consumers have an odd number of
+// ptxas takes beyond them in four cases. Three consumers have an odd number of
 // steps of 16 keys a block; the rows of an only consumer belong to several
 // heads; two consumers hold Q, and their rows belong to several heads or end in
-// half a step of 16 columns.
+// half a step of 16 columns; two divide the widest outputs, with many keys.
 int dropout_registers(const AttentionSpec& spec, const KernelConfig& config) {
   const bool odd_steps = consumers(spec, config) == 3 && config.block_n % 32 != 0;
   const bool several_heads = consumers(spec, config) == 1 && config.pack_gqa;
   const bool beside_q = consumers(spec, config) == 2 && config.q_in_registers;
   const int beside = !beside_q ? 0 : config.pack_gqa ? 24 : spec.head_dim_v % 16 != 0 ? 16 : 0;
-  return 4 + (odd_steps ? 2 : 0) + (several_heads ? 20 : 0) + beside;
+  const bool widest = spec.head_dim_v > 512 && config.block_n > 64;
+  return 4 + (odd_steps ? 2 : 0) + (several_heads ? 20 : 0) + std::max(beside, widest ? 12 : 0);
 }
 
 // Whether scores wait for exponentials and the like beyond those of the softmax.
@@ -123,11 +124,13 @@ int conversion_registers(const AttentionSpec& spec, const KernelConfig& config) 
   return scales || (consumers(spec, config) == 3 && looks_up(spec)) ? 16 : 0;
 }
 
-// Registers that consumers take to walk a window of packed sequences in pages for several heads, beside wide
-// outputs and Q. Found by compiling.
+// Registers that consumers take to walk pages for several heads beside wide outputs and Q: for a window of
+// packed sequences, or for Q of more than 17 steps where two divide the outputs. Found by compiling.
 int walk_registers(const AttentionSpec& spec, const KernelConfig& config) {
-  const bool walks = spec.varlen && spec.paged && find_mask<SlidingWindowMask>(spec.mask);
-  return walks && config.pack_gqa && config.q_in_registers && spec.head_dim_v > 128 ? 8 : 0;
+  if (!spec.paged || !config.pack_gqa || !config.q_in_registers) return 0;
+  if (divides_columns(spec) && spec.head_dim > 272) return 16;
+  const bool walks = spec.varlen && find_mask<SlidingWindowMask>(spec.mask);
+  return walks && spec.head_dim_v > 128 ? 8 : 0;
 }
 
 // Registers of a consumer thread that hold scores, weights, output
@@ -148,10 +151,12 @@ int registers_for_roles(const AttentionSpec& spec, const KernelConfig& config) {
   if (of_consumers == 1) return 0;
   const bool two = of_consumers == 2;
   // Beside a second role ptxas keeps less of the producer's walk in uniform registers, as it does in sections
-  // of packed groups where consumers hold Q. Consumers of narrow heads have registers to spare.
+  // of packed groups where consumers hold Q, or divide outputs and have stages that are no power of two.
+  // Consumers of narrow heads have registers to spare.
   const bool walks_long = looks_up(spec) || config.tile_order == TileOrder::waves;
   const bool sorts = config.tile_order == TileOrder::sections;
-  const bool sorts_groups = sorts && config.pack_gqa && config.q_in_registers && !spec.paged;
+  const bool short_of_uniform = config.q_in_registers || (divides_columns(spec) && config.num_stages == 3);
+  const bool sorts_groups = sorts && config.pack_gqa && short_of_uniform && !spec.paged;
   const int for_words = !spec.dropout ? 0 : two && (walks_long || is_narrow(spec) || sorts_groups) ? 16 : 8;
   // Scales of rows take more, for which three consumers have none. Keys of wide heads are divided by their
   // lengths, which the group looks up, too.
@@ -162,7 +167,10 @@ int registers_for_roles(const AttentionSpec& spec, const KernelConfig& config) {
                        : !two || spec.dropout                    ? 8
                        : looks_up(spec) || divides_columns(spec) ? 24
                                                                  : 16;
-  return for_words + for_keys;
+  // A block of wide keys, in one stage, has many panels to copy.
+  const bool many_panels = config.block_m == 128 && config.num_stages == 1 && config.q_in_registers;
+  const bool only_copies = config.tile_order == TileOrder::heads && for_words + for_keys == 0;
+  return for_words + for_keys + (many_panels && only_copies ? 8 : 0);
 }
 
 // The same for a walk of block lists that asks other masks, too. A diagonal, lengths, and masks that the

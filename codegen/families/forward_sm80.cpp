@@ -93,10 +93,16 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
   const int accumulators =
       device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps);
   if (std::string why = too_many_sums(accumulators); !why.empty()) return why;
-  if (const int warps = resident_warps(spec, target, config); warps < least_warps) {
+  const int warps = resident_warps(spec, target, config);
+  if (warps < least_warps) {
     return "shared memory lets a multiprocessor hold " + std::to_string(warps) +
            " warps, fewer than the eight that registers allow; too few warps hide no latency";
   }
+  KernelConfig pair = config;
+  pair.block_n = 32;
+  pair.num_stages = 1;
+  if (warps == 4 && resident_warps(spec, target, pair) >= 8 && misfit(spec, target, pair).empty())
+    return "four warps are alone on a multiprocessor; two blocks of four fit with 32 keys in one stage";
   if (config.num_warps == 8 && config.block_m < 256 && spec.head_dim_v <= 128 && !divides_columns(spec)) {
     return "eight warps of 16 rows read K and V from shared memory twice as often as warps of 32 rows; "
            "up to head_dim_v 128 there are registers for 32 rows";
@@ -166,6 +172,27 @@ std::string function_text(const AttentionSpec& spec) {
 )";
 }
 
+// At its default level ptxas loads operands early until the registers overflow, or squeezes small kernels
+// into fewer registers than they need. Both cause spills, and the former is slower. Found by compiling.
+bool takes_level_1(const AttentionSpec& spec, const Target& target, const KernelConfig& config) {
+  const int accumulators =
+      device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps);
+  const bool tables = reads_tables(spec);
+  const bool large = accumulators > 168 || (spec.dropout && accumulators > 144 && accumulators < 160);
+  const bool two_look_up = tables + spec.dropout + spec.paged + spec.kv_dtype.has_value() >= 2;
+  if (large || accumulators <= (tables ? 96 : 80) || two_look_up) return true;
+  if (!divides_columns(spec)) return false;
+  // Beside dropout, sm_80 lacks registers for Q, and others for the steps of the widest keys.
+  const int with_q = accumulators + device::ceil_div(spec.head_dim, 16) * 4;
+  const bool full =
+      with_q <= 184 ? with_q > 168 && target.level == 80 : accumulators == 144 && spec.head_dim > 512;
+  // Each of four warps copies more rows of a block, and a second stage has addresses, too.
+  const bool many_rows =
+      config.block_n == 64 &&
+      (config.num_warps == 4 || (spec.paged && accumulators == 160 && config.num_stages == 2));
+  return spec.dropout ? full : (tables || spec.paged) && many_rows;
+}
+
 void render(const AttentionSpec& spec, KernelSource& source) {
   const KernelConfig& config = source.config;
   source.text += include_lines("cuda/forward_sm80.cuh", spec,
@@ -178,15 +205,7 @@ void render(const AttentionSpec& spec, KernelSource& source) {
                           .threads = config.num_warps * 32,
                           .shared_memory = shared_memory(spec, config),
                           .params = params_of_step(spec)});
-  // At its default level ptxas loads operands early until the registers overflow, or squeezes small
-  // kernels into fewer registers than they need. Both cause spills, and the former is slower.
-  const int accumulators =
-      device::cuda_forward_accumulators(spec.head_dim_v, config.block_m, config.block_n, config.num_warps);
-  const bool tables = reads_tables(spec);
-  const bool large = accumulators > 168 || (spec.dropout && accumulators > 144 && accumulators < 160);
-  const bool two_look_up = tables + spec.dropout + spec.paged + spec.kv_dtype.has_value() >= 2;
-  if (large || accumulators <= (tables ? 96 : 80) || two_look_up)
-    source.options.push_back("--ptxas-options=-O1");
+  if (takes_level_1(spec, source.target, config)) source.options.push_back("--ptxas-options=-O1");
 }
 
 }  // namespace

@@ -112,8 +112,9 @@ void render(const AttentionSpec& spec, KernelSource& source) {
     mma_decode::render_kernel(spec, "cuda/decode_latents.cuh", "decode_latents", source);
     // At its default level, which is 7% faster for fp8_ds_mla, ptxas lacks up to 30 registers here.
     const auto* window = find_mask<SlidingWindowMask>(spec.mask);
-    const bool wide_sinks = spec.head_dim_v > 512 && window && window->sinks;
-    if (spec.varlen || spec.offsets || reads_tables(spec) || wide_sinks)
+    const bool formula_of_int8 = find_mask<FormulaMask>(spec.mask) && spec.kv_dtype == DType::int8;
+    const bool wide = spec.head_dim_v > 512 && ((window && window->sinks) || formula_of_int8);
+    if (spec.varlen || spec.offsets || reads_tables(spec) || wide)
       source.options.push_back("--ptxas-options=-O1");
     return;
   }

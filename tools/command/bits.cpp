@@ -331,6 +331,8 @@ std::unique_ptr<Problem> in_other_pages(const AttentionSpec& spec, const BitsOpt
   const verify::Layout from = problem.layout();
   Shape larger = shape;
   larger.page_size = times * argument_table::page_size_of(shape);
+  // A window's default goes by seqlen_k.
+  masks.window_left = masks.window_left.value_or(shape.seqlen_k / 4);
   // Without lengths of its own a sequence would have all keys of its pages.
   masks.lengths_k.clear();
   for (const verify::Sequence& s : from.sequences) {

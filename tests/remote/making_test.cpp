@@ -156,6 +156,11 @@ TEST_F(RemoteMaking, OneLostAnswerIsNoReasonToGiveUpWhatIsBeingMade) {
   RemoteCache another(options);
   b.answers = {{Making::failed, {}, "late"}, {Making::made, good}};
   EXPECT_NE(make(another).got.answer, Answer::yes);
+  // It is not asked again for a while.
+  EXPECT_THAT(note, HasSubstr("http://b: late"));
+  b.asked = 0;
+  EXPECT_NE(make(another).got.answer, Answer::yes);
+  EXPECT_EQ(b.asked, 0);
 }
 
 // Neither leases nor objects go to a store that compiles.

@@ -14,6 +14,7 @@ SOURCES = ("codegen/", "cache/", "runtime/", "templates/")
 KERNEL_TESTS = ("amx_test", "bf16_backward_test", "api_test", "numerics_test", "allocation_test", "tune_test", "cli_test")
 # `tools/test --quick` takes as many numerics cases.
 QUICK = {"FLASHJIT_TEST_QUICK": "1", "FLASHJIT_TEST_CASES": "40"}
+WHOLE = {"FLASHJIT_TEST_ALL": "1"}
 SAMPLED_KERNELS = 240
 # Tests that compile hundreds of kernels for GPUs take longer than all others together.
 LEFT_OUT = {"nvrtc_test"}

@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 
-from coverage import KERNEL_TESTS, QUICK, environment, kernel_command
+from coverage import KERNEL_TESTS, QUICK, WHOLE, environment, kernel_command
 
 
 @dataclasses.dataclass
@@ -81,6 +81,10 @@ class Runner:
         if "numerics_test" in executables:
             later.append(Step("numerics_test", "-" + ":".join(self.coverage["failing"]["numerics_test"]), {},
                               4 * self.coverage["seconds"]["numerics_test"]))
+        if path.startswith("templates/"):  # what the seed's samples leave out
+            later += [Step(name, f"{first or '*'}-{':'.join(self.coverage['failing'][name])}", WHOLE,
+                           10 * self.coverage["seconds"][name])
+                      for name in sorted(executables - {"numerics_test"}, key=cost)]
         return found + later
 
     def compiles(self, path, lines):
@@ -159,7 +163,7 @@ class Runner:
         """The failing case, or None. A process that takes far longer than without a mutant has failed."""
         limit = 60 + 10 * step.seconds
         variables = environment(self.build) | {"GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(shard)}
-        for name in QUICK:
+        for name in QUICK | WHOLE:
             variables.pop(name, None)
         process = subprocess.Popen(
             [str(self.build / "bin" / step.executable), "--gtest_fail_fast", f"--gtest_filter={step.filters}"],

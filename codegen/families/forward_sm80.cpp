@@ -103,6 +103,13 @@ std::string futility(const AttentionSpec& spec, const Target& target, const Kern
   pair.num_stages = 1;
   if (warps == 4 && resident_warps(spec, target, pair) >= 8 && misfit(spec, target, pair).empty())
     return "four warps are alone on a multiprocessor; two blocks of four fit with 32 keys in one stage";
+  const bool ends_vary = spec.varlen || find_mask<PaddingMask>(spec.mask);
+  if (target.level == 90 && spec.kv_scale == KvScale::token_head && accumulators == 192 &&
+      spec.score.empty() && ends_vary && find_mask<CausalMask>(spec.mask)) {
+    return "beside scales of rows, sums of 64 keys and 128 columns leave too few registers for a diagonal "
+           "and "
+           "lengths";
+  }
   if (config.num_warps == 8 && config.block_m < 256 && spec.head_dim_v <= 128 && !divides_columns(spec)) {
     return "eight warps of 16 rows read K and V from shared memory twice as often as warps of 32 rows; "
            "up to head_dim_v 128 there are registers for 32 rows";
@@ -180,7 +187,10 @@ bool takes_level_1(const AttentionSpec& spec, const Target& target, const Kernel
   const bool tables = reads_tables(spec);
   const bool large = accumulators > 168 || (spec.dropout && accumulators > 144 && accumulators < 160);
   const bool two_look_up = tables + spec.dropout + spec.paged + spec.kv_dtype.has_value() >= 2;
-  if (large || accumulators <= (tables ? 96 : 80) || two_look_up) return true;
+  // On sm_90 and sm_100 two stages of columns that end in half a step fill the registers beside dropout.
+  const bool half_step = spec.dropout && accumulators == 136 && config.num_stages == 2 &&
+                         (target.level == 90 || (target.level == 100 && !spec.score.empty()));
+  if (large || half_step || accumulators <= (tables ? 96 : 80) || two_look_up) return true;
   if (!divides_columns(spec)) return false;
   // Beside dropout, sm_80 lacks registers for Q, and others for the steps of the widest keys.
   const int with_q = accumulators + device::ceil_div(spec.head_dim, 16) * 4;

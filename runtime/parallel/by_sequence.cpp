@@ -1,6 +1,6 @@
 // Attention of a rank's rows over the keys of all ranks (context parallelism). Other ranks' keys and values
-// arrive while the first launch computes what needs this rank's alone; gradients of their keys leave before
-// the last launches.
+// arrive while the first launch computes what needs this rank's alone; gradients of their keys leave while
+// the last ones run.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -160,15 +160,22 @@ class BySequence : public RankAttention {
     const std::optional<Tensor> workspace = room.take_workspace(launch_bytes(true, count));
     Room arrived_room(task_.engine.device(), gradient_arrivals_->memory());
     const Arrived arrived(task_, arrived_room);
-    const BackwardSchedule schedule =
-        backward_schedule(task_.spec, args, task_.whole, task_.layout, task_.own(), task_.size());
+    std::vector<BackwardSchedule> of_groups;
+    for (int group = 0; group < count; ++group)
+      of_groups.push_back(backward_schedule(task_.spec, args, task_.whole, task_.layout, task_.own(),
+                                            task_.size(),
+                                            count == 1           ? OwnKeys::around
+                                            : group + 1 == count ? OwnKeys::last
+                                                                 : OwnKeys::first));
+    const BackwardSchedule& any_group = of_groups[0];  // in what they have in common
     KeySums key_sums;
-    send_keys(args, schedule, stream);
-    Arrivals arrivals(*this, schedule, stream);
+    send_keys(args, any_group, stream);
+    Arrivals arrivals(*this, any_group, stream);
     bool of_others = false, passed = false;  // whether this group has computed with keys of others
     int launched = 0;
     for (int group = 0; group < count; ++group) {
       const Heads heads = heads_of(group, count);
+      const BackwardSchedule& schedule = of_groups[static_cast<std::size_t>(group)];
       const AttentionArgs own = of_heads(args, heads);
       of_others = false;
       if (key_sums.empty() || key_sums.back().first.kv != heads.kv)
@@ -184,22 +191,21 @@ class BySequence : public RankAttention {
         const SequenceChunk rows = rows_of(schedule, scheduled);
         ScheduledLaunch launch = scheduled;
         for (; launch.keys.first < scheduled.keys.end; launch.keys.first = launch.keys.end, ++launched) {
-          launch.keys.end =
-              launch.keys.first + of_group.most(launch.keys.first, scheduled.keys.end - launch.keys.first);
-          const SequenceChunk keys = keys_of(launch);
+          const int unit = launch.own ? num_others() + launch.keys.first : unit_of(launch.keys.first),
+                    units = of_group.most(unit, scheduled.keys.end - launch.keys.first);
+          launch.keys.end = launch.keys.first + units;
+          const SequenceChunk keys{launch.keys.first * key_length(), units * key_length()};
           if (!launch.own) arrivals.wait_for(keys), of_others = true;
           AttentionArgs of_launch =
-              args_of(own, heads, rows, keys, launch.own,
-                      schedule.pieces[static_cast<std::size_t>(launch.piece)].rows.begin,
-                      chunk(launch.keys.first).begin);
+              args_of(own, heads, rows, keys, launch.own, launch.row_position,
+                      launch.key_position + (launch.keys.first - scheduled.keys.first) * key_length());
           of_launch.workspace = workspace;
           for (const TensorMember member : {&AttentionArgs::o, &AttentionArgs::d_o})
             of_launch.*member = part_of(*(own.*member), rows_dim, rows.begin, rows.length);
           for (const TensorMember member : {&AttentionArgs::lse, &AttentionArgs::dlse})
             if (own.*member) of_launch.*member = part_of(*(own.*member), lse_dim, rows.begin, rows.length);
           of_launch.dq = of_rows.target(launch.piece, launch.pieces, stream)[0];
-          const std::vector<Tensor> to =
-              of_group.target(launch.keys.first, launch.keys.end - launch.keys.first, stream);
+          const std::vector<Tensor> to = of_group.target(unit, units, stream);
           of_launch.dk = to[0], of_launch.dv = to[1];
           kernel_of(part_gradients_, launch.own, count).launch(of_launch, stream);
         }
@@ -210,11 +216,11 @@ class BySequence : public RankAttention {
             part_of(*own.dq, rows_dim, schedule.pieces[piece].first, schedule.pieces[piece].rows.length),
             of_rows.parts(static_cast<int>(piece), 0), stream);
     }
-    if (!passed) pass_gradients(schedule, key_sums, arrived, stream);
-    take_gradients(args, schedule, key_sums, arrived, stream);
-    free_keys(schedule, stream);
+    if (!passed) pass_gradients(any_group, key_sums, arrived, stream);
+    take_gradients(args, any_group, key_sums, arrived, stream);
+    free_keys(any_group, stream);
     arrivals_->end(stream);
-    return {launched, schedule.unseen};
+    return {launched, any_group.unseen};
   }
 
  private:
@@ -224,6 +230,13 @@ class BySequence : public RankAttention {
   int key_length() const { return keys_.chunks[0].length; }
   const SequenceChunk& chunk(int c) const { return keys_.chunks[static_cast<std::size_t>(c)]; }
   int owner(int c) const { return keys_.owner_of[static_cast<std::size_t>(c)]; }
+  int num_others() const { return num_chunks() - num_chunks() / task_.size(); }
+  // The place of a chunk among sums of gradients: after those of others come this rank's, side by side.
+  int unit_of(int c) const {
+    if (owner(c) == task_.own()) return num_others() + keys_.place_of[static_cast<std::size_t>(c)];
+    const auto first = keys_.owner_of.begin();
+    return c - static_cast<int>(std::count(first, first + c, task_.own()));
+  }
   // Keys of a run, in a tensor of this rank's.
   Tensor in_own(const Tensor& t, const ChunkRun& run) const {
     return part_of(t, rows_dim,
@@ -235,12 +248,6 @@ class BySequence : public RankAttention {
     const RowPiece &first = schedule.pieces[static_cast<std::size_t>(launch.piece)],
                    &last = schedule.pieces[static_cast<std::size_t>(launch.piece + launch.pieces - 1)];
     return {first.first, last.first + last.rows.length - first.first};
-  }
-  // Its keys, where the launch reads them.
-  SequenceChunk keys_of(const ScheduledLaunch& launch) const {
-    const int first =
-        launch.own ? keys_.place_of[static_cast<std::size_t>(launch.keys.first)] : launch.keys.first;
-    return {first * key_length(), (launch.keys.end - launch.keys.first) * key_length()};
   }
   SequenceChunk in_own(int c, const SequenceChunk& keys) const {
     const int place = keys_.place_of[static_cast<std::size_t>(c)] * key_length();
@@ -275,7 +282,10 @@ class BySequence : public RankAttention {
     int& known = groups_[backward];
     if (known > 0) return known;
     const int most = why_heads_differ(task_.spec).empty() ? std::max(task_.whole.num_heads_q, 1) : 1;
-    known = 1;
+    // In a backward of two groups, rows and keys have one launch of this rank's keys alone.
+    const bool halves = backward && most > 1 && task_.whole.num_heads_kv % 2 == 0 &&
+                        by_order(task_.spec, task_.layout, task_.size());
+    known = halves ? 2 : 1;
     while (known < most && rows_bytes(backward, known) > task_.most_bytes) do
         ++known;
       while (!divides_heads(known));
@@ -493,7 +503,7 @@ class BySequence : public RankAttention {
                       Stream stream) const {
     for (int c = 0; c < num_chunks(); ++c)
       for (auto& [heads, sums] : key_sums)
-        if (owner(c) != task_.own()) sums.settle(c, stream);
+        if (owner(c) != task_.own()) sums.settle(unit_of(c), stream);
     gradient_arrivals_->begin(stream);
     for (int step = 1; step < task_.size(); ++step) {
       CopyStep copies{task_.after(step), task_.after(task_.size() - step), Box::sent};
@@ -505,7 +515,8 @@ class BySequence : public RankAttention {
         };
         for (const std::size_t i : {0, 1})
           for (const auto& [heads, sums] : key_sums) {
-            if (sends) copies.sends.push_back({place(task_.own(), i, heads), sums.parts(c, i).at(0)});
+            if (sends)
+              copies.sends.push_back({place(task_.own(), i, heads), sums.parts(unit_of(c), i).at(0)});
             if (gets) copies.receives.push_back(place(copies.from, i, heads));
           }
       }
@@ -530,7 +541,7 @@ class BySequence : public RankAttention {
       const ChunkRun run{c, c + 1};
       for (const std::size_t i : {0, 1})
         for (const auto& [heads, sums] : key_sums) {
-          std::vector<Tensor> parts = sums.parts(c, i);
+          std::vector<Tensor> parts = sums.parts(unit_of(c), i);
           for (const SentKeys& sent : schedule.sent) {
             if (sent.chunk != c || sent.to == task_.own()) continue;
             if (parts.size() == 2) {

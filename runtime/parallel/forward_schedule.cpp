@@ -23,10 +23,6 @@ bool asks_order_alone(const AttentionSpec& spec) {
   return causal && !spec.mask.empty() && !spec.dropout && !formulas_read(spec, FormulaName::row) &&
          !formulas_read(spec, FormulaName::key) && !formulas_read(spec, FormulaName::position);
 }
-bool by_order(const AttentionSpec& spec, SequenceLayout layout, int size) {
-  return size > 1 && layout == SequenceLayout::zigzag && asks_order_alone(spec);
-}
-
 // The forward of one rank.
 class Forward {
  public:
@@ -48,8 +44,7 @@ class Forward {
  private:
   // ---- masks that ask for order alone ----
 
-  // The keys of a rank are, for its own rows, as if they were a sequence of their own; rows see all keys of
-  // other chunks, or none. So a first launch takes all that needs this rank's keys alone.
+  // A first launch takes all that needs this rank's keys alone.
   void in_order() {
     const int length = keys_.chunks[0].length, upper = 2 * size_ - 1 - rank_;
     if (length == 0) return;
@@ -215,6 +210,10 @@ class Forward {
 };
 
 }  // namespace
+
+bool by_order(const AttentionSpec& spec, SequenceLayout layout, int size) {
+  return size > 1 && layout == SequenceLayout::zigzag && asks_order_alone(spec);
+}
 
 GatheredSchedule gathered_schedule(int seqlen, int rank, int size) {
   const int length = seqlen / (2 * size);

@@ -26,7 +26,9 @@ class Scheduler {
  public:
   Scheduler(const AttentionSpec& spec, const AttentionArgs& args, const Shape& whole, SequenceLayout layout,
             int rank, int size)
-      : rank_(rank), keys_(key_chunks(layout, whole.seqlen_k, size)) {
+      : rank_(rank),
+        in_order_(by_order(spec, layout, size)),
+        keys_(key_chunks(layout, whole.seqlen_k, size)) {
     for (int other = 0; other < size; ++other) {
       const std::vector<RowPiece> pieces = pieces_of(layout, whole.seqlen_q, other, size);
       std::vector<Seen> seen;
@@ -45,7 +47,33 @@ class Scheduler {
     std::sort(made_.sent.begin(), made_.sent.end());
   }
 
-  BackwardSchedule backward() {
+  BackwardSchedule backward(OwnKeys when) {
+    if (in_order_)
+      in_order(when);
+    else
+      by_positions();
+    return std::move(made_);
+  }
+
+ private:
+  // Keys of ranks before this one are seen by all its rows, those between its chunks by the upper ones.
+  void in_order(OwnKeys when) {
+    const int length = keys_.chunks[0].length, upper = count() - 1 - rank_;
+    if (length == 0) return;
+    const auto own = [&](int piece, int pieces, int chunks) {
+      made_.launches.push_back({piece, pieces, {0, chunks}, true, piece * length, 0});
+    };
+    if (when == OwnKeys::first) own(0, 2, 2);
+    if (when == OwnKeys::around) own(0, 1, 1);
+    // The ranks after this one send first.
+    if (const ChunkRun between{rank_ + 1, upper}; between.first < between.end)
+      made_.launches.push_back({1, 1, between, false, upper * length, between.first * length});
+    if (rank_ > 0) made_.launches.push_back({0, 2, {0, rank_}, false, rank_ * length, 0});
+    if (when == OwnKeys::around) own(1, 1, 2);
+    if (when == OwnKeys::last) own(0, 2, 2);
+  }
+
+  void by_positions() {
     add(0, 1, own_alone(seen_[0]));
     bool together = true;  // all rows, side by side, with the same keys of others
     for (int piece = 1; piece < num_pieces(); ++piece) {
@@ -58,10 +86,8 @@ class Scheduler {
     else
       for (int piece = num_pieces() - 1; piece >= 0; --piece) add(piece, 1, others_alone(seen_[at(piece)]));
     for (int piece = 1; piece < num_pieces(); ++piece) add(piece, 1, own_alone(seen_[at(piece)]));
-    return std::move(made_);
   }
 
- private:
   static std::size_t at(int i) { return static_cast<std::size_t>(i); }
   int count() const { return static_cast<int>(keys_.chunks.size()); }
   int num_pieces() const { return static_cast<int>(made_.pieces.size()); }
@@ -82,12 +108,19 @@ class Scheduler {
       ChunkRun run{c, c};
       bool own = true;
       for (; run.end < count() && seen[at(run.end)]; ++run.end) own = own && is_own(run.end);
-      made_.launches.push_back({piece, pieces, run, own});
+      const int place = own ? keys_.place_of[at(c)] : c;
+      made_.launches.push_back({piece,
+                                pieces,
+                                {place, place + run.end - c},
+                                own,
+                                made_.pieces[at(piece)].rows.begin,
+                                keys_.chunks[at(c)].begin});
       c = run.end;
     }
   }
 
   const int rank_;
+  const bool in_order_;
   const KeyChunks keys_;
   std::vector<Seen> seen_;  // by each piece of this rank's rows
   BackwardSchedule made_;
@@ -118,8 +151,8 @@ KeyChunks key_chunks(SequenceLayout layout, int seqlen_k, int size) {
 }
 
 BackwardSchedule backward_schedule(const AttentionSpec& spec, const AttentionArgs& args, const Shape& whole,
-                                   SequenceLayout layout, int rank, int size) {
-  return Scheduler(spec, args, whole, layout, rank, size).backward();
+                                   SequenceLayout layout, int rank, int size, OwnKeys when) {
+  return Scheduler(spec, args, whole, layout, rank, size).backward(when);
 }
 
 }  // namespace flashjit

@@ -23,9 +23,10 @@ struct RowPiece {
 };
 
 struct ScheduledLaunch {
-  int piece = 0, pieces = 1;  // the first piece, and how many side by side
-  ChunkRun keys;
-  bool own = false;  // of keys of this rank alone, where they lie
+  int piece = 0, pieces = 1;               // the first piece, and how many side by side
+  ChunkRun keys;                           // of this rank's chunks if `own`, else of the whole's
+  bool own = false;                        // of keys of this rank alone, where they lie
+  int row_position = 0, key_position = 0;  // that masks take for the first ones
 };
 
 // Keys of a chunk that go to the gathered keys of a rank, from the chunk's owner.
@@ -38,6 +39,11 @@ struct SentKeys {
     return chunk != other.chunk ? chunk < other.chunk : to < other.to;
   }
 };
+
+// Whether masks ask, in this layout of several ranks, only which key comes after which row. Then the keys of
+// a rank are, for its own rows, as if they were a sequence of their own, and its rows see all keys of
+// another's chunk, or none.
+bool by_order(const AttentionSpec& spec, SequenceLayout layout, int size);
 
 // Both passes have these.
 struct Exchanged {
@@ -102,8 +108,11 @@ std::int64_t places_of_parts(const AttentionSpec& spec, const Shape& whole, Sequ
 // In the order of launches.
 ForwardSchedule forward_schedule(const AttentionSpec& spec, const AttentionArgs& args, const Shape& whole,
                                  SequenceLayout layout, int rank, int size);
-// Takes keys of others with as many rows as it can, after a first launch and before the last ones.
+// When a rank computes with its own keys: while those of others arrive, while the gradients of others' keys
+// leave, or some at both times. Masks that ask for more than the order of keys have the last alone.
+enum class OwnKeys { first, last, around };
+// Takes keys of others with as many rows as it can.
 BackwardSchedule backward_schedule(const AttentionSpec& spec, const AttentionArgs& args, const Shape& whole,
-                                   SequenceLayout layout, int rank, int size);
+                                   SequenceLayout layout, int rank, int size, OwnKeys when);
 
 }  // namespace flashjit

@@ -23,7 +23,7 @@ std::string span(const SequenceChunk& chunk) {
   return span(chunk.begin, chunk.length);
 }
 
-// "rows of the whole x chunks of keys", in brackets where they lie in the rank's own tensors.
+// "rows of the whole x chunks of keys", or in brackets of the rank's own tensors.
 std::string text(const BackwardSchedule& schedule) {
   std::string all;
   for (const ScheduledLaunch& launch : schedule.launches) {
@@ -55,9 +55,10 @@ std::string text(const ForwardSchedule& schedule) {
   return all;
 }
 // "row position/key position" of each launch.
-std::string positions(const ForwardSchedule& schedule) {
+template <class Schedule>
+std::string positions(const Schedule& schedule) {
   std::string all;
-  for (const ForwardLaunch& launch : schedule.launches)
+  for (const auto& launch : schedule.launches)
     all += (all.empty() ? "" : ", ") + std::to_string(launch.row_position) + "/" +
            std::to_string(launch.key_position);
   return all;
@@ -104,12 +105,26 @@ TEST(Schedule, CausalZigzagOfTwoRanks) {
   EXPECT_EQ(sent(second), "0-16 > 1, 16-32 > 0, 32-48 > 0");
   EXPECT_EQ(second.unseen, 1);
   EXPECT_EQ(places_of_parts(spec, whole, Layout::zigzag, 2), 64);
-  EXPECT_EQ(text(backward_schedule(spec, {}, whole, Layout::zigzag, 0, 2)),
-            "0-16 x [0-1], 48-64 x 1-3, 48-64 x [0-1], 48-64 x [3-4]");
-  const BackwardSchedule backward = backward_schedule(spec, {}, whole, Layout::zigzag, 1, 2);
-  EXPECT_EQ(text(backward), "16-32 x [1-2], 16-48 x 0-1, 32-48 x [1-3]");
-  EXPECT_EQ(sent(backward), "0-16 > 1, 16-32 > 0, 32-48 > 0");
-  EXPECT_EQ(backward.unseen, 1);
+}
+
+// A rank's rows are named by their first and last ones. Two chunks of its own are one sequence of keys.
+TEST(Schedule, BackwardOfCausalZigzag) {
+  const AttentionSpec spec = with_masks({CausalMask{}});
+  const auto of = [&](int rank, int size, OwnKeys when) {
+    return backward_schedule(spec, {}, whole, Layout::zigzag, rank, size, when);
+  };
+  EXPECT_EQ(text(of(0, 2, OwnKeys::first)), "0-64 x [0-2], 48-64 x 1-3");
+  EXPECT_EQ(positions(of(0, 2, OwnKeys::first)), "0/0, 48/16");
+  EXPECT_EQ(text(of(0, 2, OwnKeys::last)), "48-64 x 1-3, 0-64 x [0-2]");
+  EXPECT_EQ(text(of(0, 2, OwnKeys::around)), "0-16 x [0-1], 48-64 x 1-3, 48-64 x [0-2]");
+  EXPECT_EQ(positions(of(0, 2, OwnKeys::around)), "0/0, 48/16, 16/0");
+  const BackwardSchedule second = of(1, 2, OwnKeys::around);
+  EXPECT_EQ(text(second), "16-32 x [0-1], 16-48 x 0-1, 32-48 x [0-2]");
+  EXPECT_EQ(positions(second), "0/0, 16/0, 16/0");
+  EXPECT_EQ(sent(second), "0-16 > 1, 16-32 > 0, 32-48 > 0");
+  EXPECT_EQ(second.unseen, 1);
+  EXPECT_EQ(text(of(1, 4, OwnKeys::last)), "48-56 x 2-6, 8-56 x 0-1, 8-56 x [0-2]");
+  EXPECT_EQ(positions(of(1, 4, OwnKeys::last)), "48/16, 8/0, 0/0");
 }
 
 // Chunk c of eight has rows 8 c to 8 c + 7; rank 1 has chunks 1 and 6.
@@ -132,6 +147,9 @@ TEST(Schedule, CausalZigzagWithDropout) {
   EXPECT_EQ(text(second), "0-16 x [0-16] to 0, 0-16 x 0-16 to 16, 0-16 of 2 from 0 by 16, 16-32 x 0-48");
   EXPECT_EQ(positions(second), "16/16, 16/0, 32/0");
   EXPECT_EQ(sent(second), "0-16 > 0, 0-16 > 1, 16-32 > 0, 16-32 > 1, 32-48 > 0, 32-48 > 1, 48-64 > 0");
+  const BackwardSchedule backward = backward_schedule(spec, {}, whole, Layout::zigzag, 1, 2, OwnKeys::first);
+  EXPECT_EQ(text(backward), "16-32 x [0-1], 16-48 x 0-1, 32-48 x [0-2]");
+  EXPECT_EQ(positions(backward), "16/16, 16/0, 32/16");
 }
 
 TEST(Schedule, EveryKeySeenByContiguousRanks) {
@@ -139,8 +157,8 @@ TEST(Schedule, EveryKeySeenByContiguousRanks) {
   EXPECT_EQ(text(forward_schedule(spec, {}, whole, Layout::contiguous, 1, 4)),
             "0-8 x [0-16] to 0, 0-8 x 0-16 to 8, 0-8 x 32-64 to 16, 0-8 of 3 from 0 by 8, 8-16 x 0-64");
   EXPECT_EQ(places_of_parts(spec, whole, Layout::contiguous, 4), 24);
-  EXPECT_EQ(text(backward_schedule(spec, {}, whole, Layout::contiguous, 1, 4)),
-            "16-24 x [1-2], 16-32 x 0-1, 16-32 x 2-4, 24-32 x [1-2]");
+  EXPECT_EQ(text(backward_schedule(spec, {}, whole, Layout::contiguous, 1, 4, OwnKeys::around)),
+            "16-24 x [0-1], 16-32 x 0-1, 16-32 x 2-4, 24-32 x [0-1]");
   EXPECT_EQ(text(forward_schedule(spec, {}, whole, Layout::contiguous, 0, 1)), "0-64 x [0-64]");
 }
 

@@ -134,7 +134,7 @@ class ByHeads : public RankAttention {
     exchange.begin(stream);
     for (const TensorMember member : results_of(backward))
       exchange.copy(*(args.*member), *(arrivals.out.*member));
-    for (int step = 1; step < task_.size(); ++step) exchange.release(task_.after(step));
+    for (int step = 1; step < task_.size(); ++step) exchange.release(task_.after(step), Box::freed);
     exchange.end(stream);
     return {1, 0};
   }

@@ -115,8 +115,13 @@ class BySequence : public RankAttention {
   ParallelAttention::Steps forward(const AttentionArgs& args, Stream stream) override {
     if (gathered_) {
       Room room(args.workspace, workspace_bytes(false), task_.engine.device());
-      gathered_->forward(args, room.take_workspace(gathered_->workspace_bytes()), *arrivals_, all_k_, all_v_,
-                         stream);
+      // A rank gets at most half of the keys. So calls take the halves of the room by turns, and copies of
+      // one do not wait until the other rank has ended the one before.
+      const std::int64_t half = task_.whole.seqlen_k / 2;
+      const bool second = std::exchange(second_, !second_);
+      const auto place = [&](const Tensor& all) { return part_of(all, rows_dim, second ? half : 0, half); };
+      gathered_->forward(args, room.take_workspace(gathered_->workspace_bytes()), *arrivals_, place(all_k_),
+                         place(all_v_), second, stream);
       return {1, task_.own()};
     }
     const int count = groups(false);
@@ -460,6 +465,8 @@ class BySequence : public RankAttention {
           copies.receives.push_back(v);
         }
       }
+      if (gathered_ && copies.to != task_.own() && !copies.sends.empty())
+        arrivals_->hold(copies.to, Box::freed_second);
       arrivals_->pass(copies);
     }
   }
@@ -495,7 +502,10 @@ class BySequence : public RankAttention {
     std::vector<char> waited_;  // by rank
   };
   void free_keys(const Exchanged& schedule, Stream stream) const {
-    for (const int from : senders(schedule)) arrivals_->release(from, stream);
+    for (const int from : senders(schedule)) {
+      arrivals_->release(from, Box::freed, stream);
+      if (gathered_) arrivals_->release(from, Box::freed_second, stream);
+    }
   }
 
   // Sends what this rank has for the keys of others, and receives what they have for its own.
@@ -553,7 +563,7 @@ class BySequence : public RankAttention {
           sums_->add(of_keys(in_own(i == 0 ? *args.dk : *args.dv, run), heads), parts, stream);
         }
     }
-    for (const int from : writers) gradient_arrivals_->release(from, stream);
+    for (const int from : writers) gradient_arrivals_->release(from, Box::freed, stream);
     gradient_arrivals_->end(stream);
   }
 
@@ -562,6 +572,7 @@ class BySequence : public RankAttention {
   const std::unique_ptr<GatheredForward> gathered_;   // of all forwards, if it is there
   AttentionSpec part_, whole_rows_, part_gradients_;  // a partial result, the only one, gradients
   std::vector<std::int64_t> known_positions_;         // what positions_ holds
+  bool second_ = false;                               // where the next forward's keys go
   mutable int groups_[2] = {};                        // of a forward and a backward; 0: not counted yet
   std::shared_ptr<Exchange> arrivals_, gradient_arrivals_;
   Tensor all_k_, all_v_, positions_;  // in arrivals_

@@ -121,7 +121,7 @@ struct LayoutConversion::Impl {
     exchange->begin(stream);
     exchange->copy(to, arrived);
     for (const int rank : senders)
-      if (rank != own) exchange->release(rank);
+      if (rank != own) exchange->release(rank, Box::freed);
     exchange->end(stream);
   }
 };

@@ -13,6 +13,7 @@
 
 #include "runtime/cuda/memory.hpp"
 #include "runtime/parallel/cuda_copy.hpp"
+#include "runtime/parallel/tensor_parts.hpp"
 
 namespace flashjit {
 namespace {
@@ -165,13 +166,14 @@ class CudaExchange : public MappedExchange {
   void finish() override { copies_.synchronize(); }
   void wait(int rank, Box box, Stream stream) override { take(rank, box, stream); }
   // A copy within a GPU may be a kernel's, for which a waiting one leaves no multiprocessor.
-  std::optional<Tensor> flags(int count) const override {
-    if (shares_gpu_ || count > size_ * flags_for_each) return std::nullopt;
-    return Tensor::contiguous(static_cast<std::byte*>(memory_.data()) + flags_at_, DType::int32,
-                              {Device::Kind::cuda, context_.index()}, {count});
+  std::optional<Tensor> flags(int first, int count) const override {
+    if (shares_gpu_ || first + count > size_ * flags_for_each) return std::nullopt;
+    const Tensor all = Tensor::contiguous(static_cast<std::byte*>(memory_.data()) + flags_at_, DType::int32,
+                                          {Device::Kind::cuda, context_.index()}, {first + count});
+    return part_of(all, 0, first, count);
   }
-  void lower(int count, Stream stream) override {
-    for (int flag = 0; flag < count; ++flag)
+  void lower(int first, int count, Stream stream) override {
+    for (int flag = first; flag < first + count; ++flag)
       write_flag(address_of(memory_.data()), flag, 0, static_cast<cuda::CUstream>(stream));
   }
 

@@ -10,6 +10,7 @@ namespace flashjit {
 namespace {
 
 constexpr int sequence_dim = 1;
+constexpr int flags_of_place = Exchange::flags_for_each;  // half of those of two ranks
 
 }  // namespace
 
@@ -58,11 +59,12 @@ int GatheredForward::piece_keys() const {
 // In the order in which ranks read keys: the rank after this one needs them first, and of a chunk the last
 // piece. Memory is mapped, so nothing is told to receive.
 void GatheredForward::send(const AttentionArgs& args, Exchange& exchange, const Tensor& all_k,
-                           const Tensor& all_v, Stream stream) const {
-  const int piece = piece_keys();
+                           const Tensor& all_v, bool second, Stream stream) const {
+  const int piece = piece_keys(), first_flag = second ? flags_of_place : 0;
   exchange.begin(stream);
   for (int step = 1; step < task_.size(); ++step) {
-    CopyStep copies{task_.after(step), task_.after(task_.size() - step), Box::sent};
+    CopyStep copies{task_.after(step), task_.after(task_.size() - step),
+                    second ? Box::sent_to_second : Box::sent};
     for (const auto& [chunk, place] :
          gathered_schedule(task_.whole.seqlen_k, copies.to, task_.size()).chunks) {
       const auto c = static_cast<std::size_t>(chunk);
@@ -72,7 +74,8 @@ void GatheredForward::send(const AttentionArgs& args, Exchange& exchange, const 
         copies.sends.push_back({part_of(all_k, sequence_dim, place + at, piece),
                                 part_of(*args.k, sequence_dim, own + at, piece)});
         copies.sends.push_back({part_of(all_v, sequence_dim, place + at, piece),
-                                part_of(*args.v, sequence_dim, own + at, piece), (place + at) / piece});
+                                part_of(*args.v, sequence_dim, own + at, piece),
+                                first_flag + (place + at) / piece});
       }
     }
     exchange.pass(copies);
@@ -80,18 +83,18 @@ void GatheredForward::send(const AttentionArgs& args, Exchange& exchange, const 
 }
 
 void GatheredForward::forward(const AttentionArgs& args, const std::optional<Tensor>& workspace,
-                              Exchange& exchange, const Tensor& all_k, const Tensor& all_v,
+                              Exchange& exchange, const Tensor& all_k, const Tensor& all_v, bool second,
                               Stream stream) const {
   const GatheredSchedule schedule = gathered_schedule(task_.whole.seqlen_k, task_.own(), task_.size());
-  send(args, exchange, all_k, all_v, stream);
+  send(args, exchange, all_k, all_v, second, stream);
   AttentionArgs of_launch = args;
   of_launch.workspace = workspace;
   of_launch.k_gathered = part_of(all_k, sequence_dim, 0, schedule.keys);
   of_launch.v_gathered = part_of(all_v, sequence_dim, 0, schedule.keys);
   of_launch.early_rows = schedule.early_rows;
   of_launch.late_keys = schedule.late_keys;
-  const int pieces = schedule.keys / piece_keys();
-  of_launch.arrived = exchange.flags(pieces);
+  const int pieces = schedule.keys / piece_keys(), first_flag = second ? flags_of_place : 0;
+  of_launch.arrived = exchange.flags(first_flag, pieces);
   std::vector<int> senders;
   for (const auto& [chunk, place] : schedule.chunks)
     if (const int from = keys_.owner_of[static_cast<std::size_t>(chunk)];
@@ -100,15 +103,15 @@ void GatheredForward::forward(const AttentionArgs& args, const std::optional<Ten
   // Without flags the launch waits for all of them. Otherwise their boxes are only made ready for the next
   // time.
   const auto wait = [&] {
-    for (const int from : senders) exchange.wait(from, Box::sent, stream);
+    for (const int from : senders) exchange.wait(from, second ? Box::sent_to_second : Box::sent, stream);
   };
   if (!of_launch.arrived) wait();
   kernel().launch(of_launch, stream);
   if (of_launch.arrived) {
     wait();
-    exchange.lower(pieces, stream);
+    exchange.lower(first_flag, pieces, stream);
   }
-  for (const int from : senders) exchange.release(from, stream);
+  for (const int from : senders) exchange.release(from, second ? Box::freed_second : Box::freed, stream);
   exchange.end(stream);
 }
 

@@ -19,16 +19,17 @@ class GatheredForward {
 
   // Of the launch.
   std::size_t workspace_bytes() const;
-  // `all_k` and `all_v`: the keys of others in the exchange's memory, [batch, at least as many, heads, dim].
+  // Keys of others go to `all_k` and `all_v` in the exchange's memory, [batch, half of the whole, heads,
+  // dim], its second place or its first.
   void forward(const AttentionArgs& args, const std::optional<Tensor>& workspace, Exchange& exchange,
-               const Tensor& all_k, const Tensor& all_v, Stream stream) const;
+               const Tensor& all_k, const Tensor& all_v, bool second, Stream stream) const;
 
  private:
   GatheredForward(const RankTask& task, AttentionSpec spec);
   const Kernel& kernel() const;
   int piece_keys() const;
   void send(const AttentionArgs& args, Exchange& exchange, const Tensor& all_k, const Tensor& all_v,
-            Stream stream) const;
+            bool second, Stream stream) const;
 
   const RankTask task_;
   const AttentionSpec spec_;  // with gathered keys

@@ -18,8 +18,8 @@ class HostExchange : public MappedExchange {
   void write(std::byte* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void begin(Stream) override {}
   void wait(int rank, Box box, Stream) override { await(rank, box); }
-  std::optional<Tensor> flags(int) const override { return std::nullopt; }
-  void lower(int, Stream) override {}
+  std::optional<Tensor> flags(int, int) const override { return std::nullopt; }
+  void lower(int, int, Stream) override {}
   void end(Stream) override {}
   void finish() override {}
 

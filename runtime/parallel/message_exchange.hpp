@@ -19,9 +19,10 @@ class MessageExchange : public Exchange {
  public:
   void pass(const CopyStep& step) final;
   // This rank's copies write over places in the order of its own work.
-  void release(int) final {}
-  std::optional<Tensor> flags(int) const final { return std::nullopt; }
-  void lower(int, Stream) final {}
+  void release(int, Box) final {}
+  void hold(int, Box) final {}
+  std::optional<Tensor> flags(int, int) const final { return std::nullopt; }
+  void lower(int, int, Stream) final {}
 
  protected:
   MessageExchange(int rank, Device device, std::size_t bytes_of_step)

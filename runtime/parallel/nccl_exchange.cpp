@@ -55,7 +55,7 @@ class NcclExchange : public MessageExchange {
   void wait(int rank, Box, Stream of_caller) override { arrival(rank).hold(of_caller); }
   using MessageExchange::release;
   // Copies from here on write over places that the stream's work so far reads.
-  void release(int, Stream of_caller) override { begin(of_caller); }
+  void release(int, Box, Stream of_caller) override { begin(of_caller); }
   void end(Stream of_caller) override {
     room_->joined.record(stream());
     room_->joined.hold(of_caller);

@@ -8,7 +8,10 @@ namespace flashjit {
 
 void MappedExchange::pass(const CopyStep& step) {
   if (step.sends.empty()) return;
-  if (step.box == sent && step.to != own_rank()) await(step.to, freed);
+  if (step.to != own_rank()) {
+    if (step.box == sent) await(step.to, freed);
+    if (step.box == sent_to_second) await(step.to, freed_second);
+  }
   for (const RankCopy& copy : step.sends) {
     put(step.to, copy.to, copy.from);
     if (copy.flag >= 0) raise(step.to, copy.flag);
@@ -26,7 +29,8 @@ std::shared_ptr<Exchange> open_exchange(Transport& transport, Device device, std
   std::shared_ptr<Exchange> exchange = transport.exchange(device, bytes, bytes_of_step);
   exchange->begin(nullptr);
   for (int rank = 0; rank < transport.size(); ++rank)
-    if (rank != transport.rank()) exchange->release(rank);
+    for (const Box box : {freed, freed_second})
+      if (rank != transport.rank()) exchange->release(rank, box);
   return exchange;
 }
 

@@ -13,8 +13,9 @@
 
 namespace flashjit {
 
-// Ranks tell each other that what they sent is there, or sent back, and that its place is free again.
-enum Box { sent, returned, freed, num_boxes };
+// Ranks tell each other that what they sent is there, or sent back, and that its place is free again. A
+// second place has boxes of its own, so that a call's copies need not wait for the call before.
+enum Box { sent, returned, freed, sent_to_second, freed_second, num_boxes };
 
 // A copy to the same place of another rank's memory as `to` has in this rank's. Strides may be any, but for
 // those of the last dimension, which is contiguous.
@@ -27,7 +28,7 @@ struct RankCopy {
 // this rank sends it, by a list of the same places in the same order. A rank may be its own.
 struct CopyStep {
   int to, from;
-  Box box;  // Box::sent copies begin when their places are free
+  Box box;  // copies begin when the place of Box::sent or Box::sent_to_second is free
   std::vector<RankCopy> sends{};
   std::vector<Tensor> receives{};  // places in this rank's memory
 };
@@ -57,15 +58,17 @@ class Exchange {
   virtual void copy(const Tensor& to, const Tensor& from) = 0;
   // The stream's work from here on begins after the rank's post.
   virtual void wait(int rank, Box box, Stream stream) = 0;
-  // Tells a rank that places are free when the copies so far are done, or the stream's work so far.
-  virtual void release(int rank) = 0;
-  virtual void release(int rank, Stream stream) = 0;
+  // Tells a rank that a place is free when the copies so far are done, or the stream's work so far.
+  virtual void release(int rank, Box box) = 0;
+  virtual void release(int rank, Box box, Stream stream) = 0;
+  // Copies from here on begin after the rank's post, too.
+  virtual void hold(int rank, Box box) = 0;
   // Flags that a rank's kernels wait for while they run, 0 until they are raised: int32 [count], at most
   // flags_for_each times the ranks. None where a kernel must not wait, since copies may wait for it.
   static constexpr int flags_for_each = 4;
-  virtual std::optional<Tensor> flags(int count) const = 0;
-  // Lowers this rank's first flags after the stream's work so far.
-  virtual void lower(int count, Stream stream) = 0;
+  virtual std::optional<Tensor> flags(int first, int count) const = 0;
+  // Lowers these flags of this rank's after the stream's work so far.
+  virtual void lower(int first, int count, Stream stream) = 0;
   // The stream's work from here on begins when the copies so far are done.
   virtual void end(Stream stream) = 0;
   // Waits until the copies so far are done.
@@ -77,8 +80,9 @@ class MappedExchange : public Exchange {
  public:
   void pass(const CopyStep& step) final;
   void copy(const Tensor& to, const Tensor& from) final { put(own_rank(), to, from); }
-  void release(int rank) final { post(rank, freed); }
-  void release(int rank, Stream stream) final { post(rank, freed, stream); }
+  void release(int rank, Box box) final { post(rank, box); }
+  void release(int rank, Box box, Stream stream) final { post(rank, box, stream); }
+  void hold(int rank, Box box) final { await(rank, box); }
 
  protected:
   virtual int own_rank() const = 0;

@@ -172,6 +172,7 @@ class Parallel : public ComputesOnEveryDevice {
     bool short_of_memory = false;
     bool of_processes = false;  // ranks meet in shared memory
     bool by_messages = false;   // ranks do not reach each other's memory
+    bool trains = false;        // forwards, which write the o and lse of backwards, before and between them
   };
   // Computes what the workload asks for by so many ranks, and writes it where one engine would. Returns the
   // steps of rank 0.
@@ -224,7 +225,9 @@ class Parallel : public ComputesOnEveryDevice {
             parts.back().take(*(whole.*member));
         }
         const std::size_t bytes =
-            frugal ? frugal->workspace_bytes(backward) : attention.workspace_bytes(c.spec.op);
+            frugal ? frugal->workspace_bytes(backward)
+                   : std::max(attention.workspace_bytes(c.spec.op),
+                              ways.trains ? attention.workspace_bytes(Operation::forward) : 0);
         std::vector<std::byte> memory(bytes + 64, std::byte{0xff});
         const auto address = (reinterpret_cast<std::uintptr_t>(memory.data()) + 63) / 64 * 64;
         args.workspace = Tensor::contiguous(reinterpret_cast<void*>(address), DType::uint8, {},
@@ -236,8 +239,17 @@ class Parallel : public ComputesOnEveryDevice {
         }
         watch.begin(own);
         ParallelAttention::Steps frugal_steps;
+        AttentionArgs of_forward = args;
+        for (const TensorMember member : {&AttentionArgs::d_o, &AttentionArgs::dlse, &AttentionArgs::dq,
+                                          &AttentionArgs::dk, &AttentionArgs::dv})
+          if (ways.trains) (of_forward.*member).reset();
         // Ranks may be a call ahead of each other.
-        for (int turn = 0; turn < (gpu ? 3 : ways.short_of_memory || ways.by_messages ? 2 : 1); ++turn) {
+        for (int turn = 0; turn < (gpu                                                       ? 3
+                                   : ways.short_of_memory || ways.by_messages || ways.trains ? 2
+                                                                                             : 1);
+             ++turn) {
+          for (int i = 0; ways.trains && i < 1 + turn; ++i)
+            attention.forward(of_forward, gpu ? gpu->stream.get() : nullptr);
           if (frugal)
             frugal_steps = backward ? frugal->backward(args, nullptr) : frugal->forward(args, nullptr);
           else if (backward)
@@ -278,6 +290,12 @@ class Parallel : public ComputesOnEveryDevice {
       workload.reset();
       run(workload, size, layout, {.of_processes = true});
       EXPECT_EQ(workload.outputs(), first) << "the bits differ from run to run";
+      if (c.spec.op == Operation::backward) {
+        SCOPED_TRACE("after forwards");
+        workload.reset();
+        run(workload, size, layout, {.trains = true});
+        EXPECT_TRUE(workload.check());
+      }
       SCOPED_TRACE("by messages");
       workload.reset();
       run(workload, size, layout, {.by_messages = true});

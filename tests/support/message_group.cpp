@@ -70,7 +70,7 @@ class ThreadMessages : public MessageExchange {
   void copy(const Tensor& to, const Tensor& from) override { copy_elements(to, from); }
   void wait(int, Box, Stream) override {}
   using MessageExchange::release;
-  void release(int, Stream) override {}
+  void release(int, Box, Stream) override {}
   void end(Stream) override {}
   void finish() override {}
 

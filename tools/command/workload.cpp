@@ -454,9 +454,11 @@ const AttentionArgs& Workload::args_for(const Kernel& kernel) {
   std::optional<Tensor>& workspace = device_args_.workspace;
   if (words == 0 || (workspace && workspace->shape[0] >= words)) return device_args_;
   HostTensor made(DType::int32, {words});
+  std::memset(made.view().data, 0xff, made.bytes());  // NaN to a kernel that reads what it has not written
   workspace = made.view();
   if (context_) {
-    workspaces_.emplace_back(*context_, made.bytes());
+    workspaces_.emplace_back(*context_, made.bytes()).fill(0xff);
+    cuda::synchronize(*context_);  // launches may take other streams
     workspace->data = workspaces_.back().data();
     workspace->device = {Device::Kind::cuda, context_->index()};
   } else {

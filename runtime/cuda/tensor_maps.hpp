@@ -29,7 +29,8 @@ struct TensorMapShapes {
 TensorMapShapes tensor_map_shapes(const AttentionSpec& spec, const KernelConfig& config,
                                   const device::Sm90aForwardParams& params);
 
-// Of elements in maps of 8-bit keys and values, whose rows come in one box: it has 256 elements at most.
+// A box has at most 256 elements, and rows of 8-bit keys and values come in one, so maps may have wider
+// elements.
 int stored_element_bytes(const AttentionSpec& spec);
 
 // Encodes the maps; a context must be current. Elements past a tensor's end read as

@@ -15,7 +15,7 @@ namespace {
 struct Part {
   std::int64_t row, rows, head, heads;
 };
-// What parts of a sender and of a receiver have in common, in an order that both know.
+// Rows and heads that a sender's and a receiver's parts have in common, in an order that both know.
 struct CommonPart {
   std::size_t of_sender, of_receiver;
   Part both;

@@ -74,7 +74,7 @@ class PeerMemory {
   cuda::CUdeviceptr address_ = 0, opened_ = 0;
 };
 
-// Of processes that see different GPUs, too.
+// The same GPU's, also in processes that see different GPUs.
 std::int64_t number_of_gpu(int index) {
   cuda::CUdevice device = 0;
   check(driver().DeviceGet(&device, index), "cuDeviceGet");

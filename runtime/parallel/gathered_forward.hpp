@@ -17,7 +17,7 @@ class GatheredForward {
   // Null where the group, the layout, the spec or the target's kernels are others.
   static std::unique_ptr<GatheredForward> make(const RankTask& task);
 
-  // Of the launch.
+  // The launch's.
   std::size_t workspace_bytes() const;
   // Keys of others go to `all_k` and `all_v` in the exchange's memory, [batch, half of the whole, heads,
   // dim], its second place or its first.

@@ -31,7 +31,7 @@ class MessageExchange : public Exchange {
   // Sends some to a rank, and receives some from a rank, at the same time.
   virtual void exchange(int to, const std::vector<Message>& sends, int from,
                         const std::vector<Message>& receives) = 0;
-  // What a rank sends in this step is there when the copies so far are done.
+  // Once the copies so far are done, this step's of a rank are there.
   virtual void arrives(int rank) = 0;
   // So many bytes for packed tensors.
   virtual std::byte* packed() const = 0;

@@ -75,7 +75,7 @@ class Exchange {
   virtual void finish() = 0;
 };
 
-// Of ranks that reach each other's memory: a rank copies into another's by itself.
+// Ranks that reach each other's memory: one copies into another's by itself.
 class MappedExchange : public Exchange {
  public:
   void pass(const CopyStep& step) final;

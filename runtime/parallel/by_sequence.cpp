@@ -165,14 +165,12 @@ class BySequence : public RankAttention {
     const std::optional<Tensor> workspace = room.take_workspace(launch_bytes(true, count));
     Room arrived_room(task_.engine.device(), gradient_arrivals_->memory());
     const Arrived arrived(task_, arrived_room);
-    std::vector<BackwardSchedule> of_groups;
-    for (int group = 0; group < count; ++group)
-      of_groups.push_back(backward_schedule(task_.spec, args, task_.whole, task_.layout, task_.own(),
-                                            task_.size(),
-                                            count == 1           ? OwnKeys::around
-                                            : group + 1 == count ? OwnKeys::last
-                                                                 : OwnKeys::first));
-    const BackwardSchedule& any_group = of_groups[0];  // in what they have in common
+    const auto schedule_of = [&](int group) {
+      const OwnKeys one_of_many = group + 1 == count ? OwnKeys::last : OwnKeys::first;
+      return backward_schedule(task_.spec, args, task_.whole, task_.layout, task_.own(), task_.size(),
+                               count > 1 ? one_of_many : OwnKeys::around);
+    };
+    const BackwardSchedule any_group = schedule_of(0);  // in what they have in common
     KeySums key_sums;
     send_keys(args, any_group, stream);
     Arrivals arrivals(*this, any_group, stream);
@@ -180,7 +178,7 @@ class BySequence : public RankAttention {
     int launched = 0;
     for (int group = 0; group < count; ++group) {
       const Heads heads = heads_of(group, count);
-      const BackwardSchedule& schedule = of_groups[static_cast<std::size_t>(group)];
+      const BackwardSchedule schedule = schedule_of(group);
       const AttentionArgs own = of_heads(args, heads);
       of_others = false;
       if (key_sums.empty() || key_sums.back().first.kv != heads.kv)

@@ -172,7 +172,7 @@ class Parallel : public ComputesOnEveryDevice {
     bool short_of_memory = false;
     bool of_processes = false;  // ranks meet in shared memory
     bool by_messages = false;   // ranks do not reach each other's memory
-    bool trains = false;        // forwards, which write the o and lse of backwards, before and between them
+    bool trains = false;        // forwards before and between backwards
   };
   // Computes what the workload asks for by so many ranks, and writes it where one engine would. Returns the
   // steps of rank 0.
@@ -239,10 +239,16 @@ class Parallel : public ComputesOnEveryDevice {
         }
         watch.begin(own);
         ParallelAttention::Steps frugal_steps;
+        // The gradients' bounds are those of the given o and lse, so forwards write others.
         AttentionArgs of_forward = args;
-        for (const TensorMember member : {&AttentionArgs::d_o, &AttentionArgs::dlse, &AttentionArgs::dq,
-                                          &AttentionArgs::dk, &AttentionArgs::dv})
-          if (ways.trains) (of_forward.*member).reset();
+        if (ways.trains) {
+          for (const TensorMember member : {&AttentionArgs::d_o, &AttentionArgs::dlse, &AttentionArgs::dq,
+                                            &AttentionArgs::dk, &AttentionArgs::dv})
+            (of_forward.*member).reset();
+          const std::vector<SequenceChunk> rows = sequence_chunks(attention.layout(), c.seqlen_q, rank, size);
+          of_forward.o = parts.emplace_back(*whole.o, 1, rows).view();
+          of_forward.lse = parts.emplace_back(*whole.lse, 2, rows).view();
+        }
         // Ranks may be a call ahead of each other.
         for (int turn = 0; turn < (gpu                                                       ? 3
                                    : ways.short_of_memory || ways.by_messages || ways.trains ? 2

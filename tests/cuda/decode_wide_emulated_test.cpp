@@ -27,6 +27,11 @@ TEST_F(DecodeOnGpu, WideHeads) {
   expect<SpecOf<Bf16, 264, 264, false, false, BottomRight>, ConfigOf<16, 16, 2, 4>>(wide_case(1), causal);
   expect<SpecOf<Fp16, 512, 512, true, false, BottomRight>, ConfigOf<16, 16, 1, 8>>(wide_case(2), causal);
   expect<SpecOf<Bf16, 320, 576, true, false, BottomRight>, ConfigOf<16, 16, 1, 8>>(wide_case(3), causal);
+  // A row alone, whose merge still has a block for each part of its columns.
+  Case row = wide_case(5);
+  row.heads_q = row.seqlen_q = 1;
+  expect_always<SpecOf<Fp16, 512, 512, true, false, BottomRight>, ConfigOf<16, 16, 1, 8>>(row, causal, 5);
+  EXPECT_EQ(steps, 2u);
   Case rows = wide_case(4);
   rows.seqlen_q = 9;
   expect<SpecOf<Bf16, 40, 328, true, false, BottomRight>, ConfigOf<32, 16, 1, 12>>(rows, causal);

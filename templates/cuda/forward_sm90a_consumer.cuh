@@ -379,6 +379,7 @@ class Sm90aConsumer {
                    k);
     if constexpr (values_first && !q_in_registers) {
       wait_second_piece();
+      wgmma_fence();  // ptxas would put one here, and warn
       Products::qk_rest(scores_, wgmma_descriptor(shared_.q(), 0), k);
     }
     wgmma_commit_group();

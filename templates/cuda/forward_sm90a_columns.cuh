@@ -7,6 +7,10 @@
 
 namespace flashjit::device {
 
+// The columns of an output that a warpgroup computes. Where there are two groups, the first one makes
+// weights, too. `either`: the warpgroup's number says which, and both write outputs by the same code.
+enum class ColumnGroup { first, second, either };
+
 // What comes with a block's weights. A tile's last message has no weights.
 struct Handed {
   u32 word;

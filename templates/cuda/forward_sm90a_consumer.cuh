@@ -25,9 +25,8 @@ FLASHJIT_FN int not_ahead(int x) {
   return x;
 }
 
-// A warpgroup: it computes 64 rows of every tile, or the columns of its group of them. Only group 0
-// computes weights.
-template <class Kernel, int column_group>
+// A warpgroup: it computes 64 rows of every tile, or a column group of them.
+template <class Kernel, ColumnGroup group>
 class Sm90aConsumer {
   using Spec = typename Kernel::Spec;
   using Config = typename Kernel::Config;
@@ -72,15 +71,15 @@ class Sm90aConsumer {
   // again during scores and softmax, in pieces.
   static constexpr bool values_first = layout.second_piece > 0;
   // Whether V has mbarriers of its own: else it is a part of K, which arrives and is released as one.
-  static constexpr bool v_is_apart = !Spec::v_in_k || (values_first && column_group > 0);
+  template <ColumnGroup of>
+  static constexpr bool v_is_apart = !Spec::v_in_k || (values_first && of == ColumnGroup::second);
 
   struct Nothing {};
-  static constexpr int first_column = column_group == 0 ? 0 : Sm90aLayout::first_columns(Spec::head_dim_v);
+  static constexpr int first_columns = Sm90aLayout::first_columns(Spec::head_dim_v);
+  template <ColumnGroup of>
+  static constexpr int first_panel = of == ColumnGroup::second ? first_columns / Sm90aLayout::panel : 0;
   static constexpr int columns =
-      (column_group + 1 < column_groups ? Sm90aLayout::first_columns(Spec::head_dim_v) : Spec::head_dim_v) -
-      first_column;
-  static constexpr int first_panel = first_column / Sm90aLayout::panel;
-  static constexpr int panels = ceil_div(columns, Sm90aLayout::panel);
+      group == ColumnGroup::second ? Spec::head_dim_v - first_columns : first_columns;
   // With 8-bit keys whose scales are arguments.
   using ScoreScales = typename Choose<has_kv_scales, Sm90aScoreScales<Kernel>, Nothing>::type;
   // Marks that no V stage is pending and that the first block extends past the sequence's end.
@@ -138,58 +137,68 @@ class Sm90aConsumer {
 
   FLASHJIT_FN void run() {
     if (ping_pong && warpgroup_ == consumers - 1) pass_turn();  // the first consumer begins
-    if constexpr (column_group > 0) handed_.begin();
+    if (follows()) handed_.begin();
     for (u32 parity = 0;; parity ^= 1) {
       const Announcement announced = announcement(parity);
       if (announced.what() == Announced::end) break;
-      const bool any_keys = announced.what() == Announced::tile;
       Work work(p_, announced.tile);
       work.problem.seqlen_k = not_ahead(work.problem.seqlen_k);
       float factor[2], lse[2];
-      if constexpr (column_group > 0) {
-        release(shared_.q_empty());
-        follow(work, factor);
+      if (follows()) {
+        if constexpr (group != ColumnGroup::first) follow(work, factor);
       } else {
-        if (any_keys) {
-          attend(work, announced);
-        } else {
-          release(shared_.q_empty());
-          softmax_.reset();
-          if constexpr (fixed_parts) aside_.clear();
-        }
-        if constexpr (fixed_parts) {
-          if (aside_.any()) {
-            aside_.add_state(softmax_);
-            aside_.give_state(softmax_, lane_);
-          }
-        }
-        if constexpr (normalizes_early)
-#pragma unroll
-          for (int r = 0; r < 2; ++r) factor[r] = normalizer(r, work.problem.head_q, lse[r]);
-        if constexpr (column_groups > 1) handed_.end_tile(factor);
-        wgmma_wait_group<0>();
-        if (any_keys) {
-          release_v(ring_.stage);
-          ring_.advance();
-        }
-        if constexpr (fixed_parts)
-          if (aside_.any()) aside_.add_to_outputs(output_);
+        if constexpr (group != ColumnGroup::second) lead(work, announced, factor, lse);
       }
       if (Kernel::by_length ? announced.part() != 0 : p_.parts > 1)
-        write_part<Spec::head_dim_v, first_column, !Kernel::by_length>(
+        write_part<Spec::head_dim_v, !Kernel::by_length>(
             p_, announced.place() * block_m + first_row() + lane_ / 4,
-            (work.rows_end - work.rows.begin) * Rows(p_).heads - (first_row() + lane_ / 4), lane_, output_,
-            softmax_);
+            (work.rows_end - work.rows.begin) * Rows(p_).heads - (first_row() + lane_ / 4), lane_,
+            first_column(), output_, softmax_);
       else
         write_output(output_rows(Work(p_, work.problem, not_ahead(work.m_block))), work.problem.head_q,
                      work.problem.head_kv, factor, lse);
     }
     if (ping_pong && warpgroup_ == 0) take_turn();  // the last turn that was passed
-    if constexpr (column_groups > 1 && column_group == 0) handed_.end();
+    if (column_groups > 1 && !follows()) handed_.end();
   }
 
  private:
-  // Computes a tile or a part of one, but for the end of its last product.
+  // Whether it is the second of two column groups.
+  FLASHJIT_FN bool follows() const {
+    return group == ColumnGroup::either ? warpgroup_ > 0 : group == ColumnGroup::second;
+  }
+  FLASHJIT_FN int first_column() const { return follows() ? first_columns : 0; }
+
+  // Computes a tile or a part of one.
+  FLASHJIT_FN void lead(const Work& work, const Announcement& announced, float (&factor)[2],
+                        float (&lse)[2]) {
+    const bool any_keys = announced.what() == Announced::tile;
+    if (any_keys) {
+      attend(work, announced);
+    } else {
+      release(shared_.q_empty());
+      softmax_.reset();
+      if constexpr (fixed_parts) aside_.clear();
+    }
+    if constexpr (fixed_parts) {
+      if (aside_.any()) {
+        aside_.add_state(softmax_);
+        aside_.give_state(softmax_, lane_);
+      }
+    }
+    if constexpr (normalizes_early)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) factor[r] = normalizer(r, work.problem.head_q, lse[r]);
+    if constexpr (column_groups > 1) handed_.end_tile(factor);
+    wgmma_wait_group<0>();
+    if (any_keys) {
+      release_v<ColumnGroup::first>(ring_.stage);
+      ring_.advance();
+    }
+    if constexpr (fixed_parts)
+      if (aside_.any()) aside_.add_to_outputs(output_);
+  }
+  // The same but for the end of its last product.
   FLASHJIT_FN void attend(const Work& work, const Announcement& announced) {
     if constexpr (has_kv_scales) take_scales(work.problem.head_kv);
     const Mask mask(p_, work.problem);
@@ -223,8 +232,8 @@ class Sm90aConsumer {
       const Ring before = ring_;
       ring_.advance();
       const auto issue_values = [&] {
-        wait_v(before, v_stage, work);
-        issue_pv(before);
+        wait_v<ColumnGroup::first>(before, v_stage, work);
+        issue_pv<ColumnGroup::first>(before);
       };
       if constexpr (values_first) issue_values();
       wait_k();
@@ -239,18 +248,19 @@ class Sm90aConsumer {
         if (block.index < part_begin_) end_part(block, v_stage);
     }
     if constexpr (!q_in_registers) release(shared_.q_empty());
-    wait_v(ring_, v_stage, work);
-    issue_pv(ring_);
+    wait_v<ColumnGroup::first>(ring_, v_stage, work);
+    issue_pv<ColumnGroup::first>(ring_);
     if constexpr (values_first) handed_.tell();
   }
 
-  // Computes the columns of a later group: multiplies the weights that group 0 hands on with V.
+  // Computes the columns of the second group: multiplies the weights that the first one hands on with V.
   FLASHJIT_FN void follow(const Work& work, float (&factor)[2]) {
+    release(shared_.q_empty());
     under_way_ = 0;
     for (;;) {
       wgmma_wait_group<0>();
       if (under_way_) {
-        release_v(ring_.stage);
+        release_v<ColumnGroup::second>(ring_.stage);
         ring_.advance();
       }
       const Handed handed = handed_.take(weights_, factor);
@@ -259,8 +269,8 @@ class Sm90aConsumer {
 #pragma unroll
         for (int i = 0; i < columns / 2; ++i) output_[i] *= factor[i / 2 % 2];
       }
-      wait_v(ring_, handed.ends_within() ? ends_within : 0, work);
-      issue_pv(ring_);
+      wait_v<ColumnGroup::second>(ring_, handed.ends_within() ? ends_within : 0, work);
+      issue_pv<ColumnGroup::second>(ring_);
       under_way_ = 1;
     }
   }
@@ -317,8 +327,9 @@ class Sm90aConsumer {
   FLASHJIT_FN void release_k(int stage) const {
     if constexpr (!Spec::v_in_k) release(shared_.k_empty(stage));
   }
+  template <ColumnGroup of>
   FLASHJIT_FN void release_v(int stage, bool held = true) const {
-    release(v_is_apart ? shared_.v_empty(stage) : shared_.k_empty(stage), held);
+    release(v_is_apart<of> ? shared_.v_empty(stage) : shared_.k_empty(stage), held);
   }
 
   FLASHJIT_FN Announcement announcement(u32 parity) const {
@@ -348,20 +359,23 @@ class Sm90aConsumer {
   }
   FLASHJIT_FN void wait_k() const { mbarrier_wait(shared_.k_full(ring_.stage), ring_.parity); }
   FLASHJIT_FN void wait_second_piece() const { mbarrier_wait(shared_.v_full(ring_.stage), ring_.parity); }
+  template <ColumnGroup of>
   FLASHJIT_FN void wait_v(const Ring& ring, int v_stage, const Work& work) const {
-    if constexpr (v_is_apart)
+    if constexpr (v_is_apart<of>)
       mbarrier_wait(shared_.v_full(ring.stage), ring.parity);
-    else if constexpr (column_group > 0)  // group 0 has waited for K
+    else if constexpr (of == ColumnGroup::second)  // the first one has waited for K
       mbarrier_wait(shared_.k_full(ring.stage), ring.parity);
     if ((Spec::varlen || Mask::padding || (Spec::paged && !Kernel::converts)) && v_stage == ends_within)
-      zero_past_the_end(ring.stage, work.problem.seqlen_k);
+      zero_past_the_end<of>(ring.stage, work.problem.seqlen_k);
   }
 
   // Rows of V past a sequence's end may hold NaN, which a weight of 0 does not cancel.
+  template <ColumnGroup of>
   FLASHJIT_FN void zero_past_the_end(int stage, int seqlen_k) const {
+    constexpr int panels = ceil_div(columns, Sm90aLayout::panel);
     seqlen_k = not_ahead(seqlen_k);
     for (int i = seqlen_k % block_n * 8 + threadIdx.x % 128; i < block_n * 8; i += 128)
-      for (int panel = first_panel; panel < first_panel + panels; ++panel)
+      for (int panel = first_panel<of>; panel < first_panel<of> + panels; ++panel)
         st_shared_v4(shared_.v(stage) + panel * layout.kv_panel + i * 16, 0, 0, 0, 0);
     fence_proxy_async();
     bar_sync(warpgroup_barrier + warpgroup_, 128);
@@ -386,10 +400,12 @@ class Sm90aConsumer {
   }
 
   // output += weights V; without a product under way, output = weights V
+  template <ColumnGroup of>
   FLASHJIT_FN void issue_pv(const Ring& ring) {
-    const u64 v = wgmma_descriptor(shared_.v(ring.stage) + first_panel * layout.kv_panel, layout.kv_panel);
+    const u64 v =
+        wgmma_descriptor(shared_.v(ring.stage) + first_panel<of> * layout.kv_panel, layout.kv_panel);
     wgmma_fence();
-    if constexpr (column_group == 0)
+    if constexpr (of == ColumnGroup::first)
       Products::pv(output_, weights_, v, under_way_);
     else
       Products::pv_rest(output_, weights_, v, under_way_);
@@ -435,9 +451,10 @@ class Sm90aConsumer {
     const auto of_rows = this->of_rows(score, rows, heads);
     wgmma_wait_group<1>();
     if constexpr (values_first) {
-      release_v(v_stage, under_way_);
+      release_v<ColumnGroup::first>(v_stage, under_way_);
       wgmma_wait_group<0>();
-      if (under_way_) handed_.tell();  // group 1 multiplies the block before during this one's softmax
+      // The second group multiplies the block before during this one's softmax.
+      if (under_way_) handed_.tell();
       release(shared_.v_empty(ring_.stage));
     }
     if constexpr (!skips_maxima) release_k(ring_.stage);
@@ -455,7 +472,7 @@ class Sm90aConsumer {
     if constexpr (Spec::dropout) drop_weights();
     if constexpr (!values_first) {
       wgmma_wait_group<0>();
-      release_v(v_stage, under_way_);
+      release_v<ColumnGroup::first>(v_stage, under_way_);
     }
     pack_weights();
     if constexpr (column_groups > 1)
@@ -497,7 +514,7 @@ class Sm90aConsumer {
   // Puts the sums of a part aside, once its last product is complete. `block` is the next part's.
   FLASHJIT_FN void end_part(const Block& block, int v_stage) {
     wgmma_wait_group<0>();
-    release_v(v_stage);
+    release_v<ColumnGroup::first>(v_stage);
     under_way_ = 0;
     aside_.add_state(softmax_);
     aside_.add_outputs(output_);
@@ -567,13 +584,13 @@ class Sm90aConsumer {
       if constexpr (!normalizes_early) factor[r] = normalizer(r, first_head, lse[r]);
       factor[r] *= scale;
       if (Mask::padding && row >= to.valid) factor[r] = 0, lse[r] = minus_infinity;
-      if (Spec::lse && column_group == 0 && part == 0 && row < to.rows) to.lse[lse_offset(row)] = lse[r];
+      if (Spec::lse && !follows() && part == 0 && row < to.rows) to.lse[lse_offset(row)] = lse[r];
       // A row without keys may have met NaN in V, which no factor makes 0: such a row is written as zeros.
       if constexpr (Kernel::o_bytes == 4) {
-        float* const o = reinterpret_cast<float*>(to.o) + o_offset(row) + first_column;
+        float* const o = reinterpret_cast<float*>(to.o) + o_offset(row) + first_column();
         if (row < to.rows) write_floats<Spec::batch_invariant>(o, output_, r, factor[r], part);
       } else {
-        char* const o = to.o + Kernel::o_bytes * (o_offset(row) + first_column) + part * 16;
+        char* const o = to.o + Kernel::o_bytes * (o_offset(row) + first_column()) + part * 16;
 #pragma unroll
         for (int g = 0; g < chunks; g += 4) {
           u32 x[4];

@@ -78,18 +78,18 @@ class PartsAside {
   int any_;
 };
 
-// Writes two rows of a part as a thread has them, in accumulators of the columns from first_column on. row:
-// the first one's number in the workspace; the second is 8 further. left: rows from the first one on that are
-// somebody's; all_rows: the others have places, too.
-template <int head_dim_v, int first_column, bool all_rows, class Softmax, int size>
-FLASHJIT_FN void write_part(const Sm90aForwardParams& p, int row, int left, int lane,
+// Writes two rows of a part as a thread has them, in accumulators of the columns from first_column on.
+// row: the first one's number in the workspace; the second is 8 further. left: rows from the first one on
+// that are somebody's; all_rows: the others have places, too.
+template <int head_dim_v, bool all_rows, class Softmax, int size>
+FLASHJIT_FN void write_part(const Sm90aForwardParams& p, int row, int left, int lane, int first_column,
                             const float (&output)[size], const Softmax& softmax) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const bool exists = all_rows || 8 * r < left;
     const int to = row + 8 * r;
     if (exists) write_floats(p.parts_o + to * head_dim_v + first_column, output, r, 1.f, lane % 4);
-    if constexpr (first_column > 0) continue;
+    if (first_column > 0) continue;
     const PartState part = part_state(softmax, r);
     const u32 state[] = {__float_as_uint(part.maximum), __float_as_uint(part.sum)};
     if (exists && lane % 4 == 0) st_global_v2(p.parts_state + 2 * to, state);

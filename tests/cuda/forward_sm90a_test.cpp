@@ -72,6 +72,13 @@ TEST_F(ForwardSm90a, DividedColumns) {
                                                                                         {CausalMask{}});
   expect<SpecOf<Bf16, 24, 320, false, device::Padding>, DividedConfigOf<32, 2, false, waves>>(
       c, {PaddingMask{}});
+  // One text for both halves.
+  expect<SpecOf<Bf16, 24, 384, false, BottomRight>, DividedConfigOf<32, 2, false, sections>>(c,
+                                                                                             {CausalMask{}});
+  expect<SpecOf<Bf16, 24, 384, false, BottomRight>, DividedConfigOf<32, 2, false, sections>>(
+      c, {CausalMask{}}, 3);
+  expect<WithFloatOutput<SpecOf<Fp16, 40, 512, true, BottomRight>>, DividedConfigOf<16, 1, true, waves>>(
+      packed, {CausalMask{}});
   Case pages = c;
   pages.page_size = 16;
   pages.layout_kv = MemoryLayout::padded;

@@ -478,36 +478,31 @@ class Sm90aBackwardConsumer {
       return;
     }
     if constexpr (makes_dq) pass_ds();
-    issue_dk(stage, 0);
-    Scores following;
+    DqPart<0> first;
     if constexpr (makes_dq) {
       waiting_ = now.place;
       wait_for_ds(ds_ring_);
-      const DsRing here = ds_ring_;
-      ds_ring_.advance();
-      DqPart<0> first;
-      issue_dq<0>(first, shared_.ds(here.stage));
-      wgmma_wait_group<1>();  // dK
-      release(shared_.q_empty(stage));
-      if constexpr (dq_parts > 1) {
-        wgmma_wait_group<0>();
-        pass_dq<0>(first, here);
-        // A second part only now: registers would not hold both.
-        DqPart<1> second;
-        issue_dq<1>(second, shared_.ds(here.stage));
-        issue_next_scores(following, ring, message);
-        wgmma_wait_group<1>();
-        pass_dq<1>(second, here);
-      } else {
-        issue_next_scores(following, ring, message);
-        wgmma_wait_group<1>();
-        pass_dq<0>(first, here);
-      }
+      issue_dq<0>(first, shared_.ds(ds_ring_.stage));
+    }
+    issue_dk(stage, 0);
+    if constexpr (makes_dq) {
+      wgmma_wait_group<1>();
+      pass_dq<0>(first, ds_ring_);  // while dK is computed
+    }
+    wgmma_wait_group<0>();
+    release(shared_.q_empty(stage));
+    Scores following;
+    if constexpr (makes_dq && dq_parts > 1) {
+      // A second part only now: registers would not hold both beside dS.
+      DqPart<1> second;
+      issue_dq<1>(second, shared_.ds(ds_ring_.stage));
+      issue_next_scores(following, ring, message);
+      wgmma_wait_group<1>();
+      pass_dq<1>(second, ds_ring_);
     } else {
-      wgmma_wait_group<0>();
-      release(shared_.q_empty(stage));
       issue_next_scores(following, ring, message);
     }
+    if constexpr (makes_dq) ds_ring_.advance();
     wgmma_wait_group<0>();
     assign(scores, following);
   }

@@ -19,6 +19,26 @@
 
 namespace flashjit::device {
 
+// A block of the grid where each makes either dK or dV. The two kinds take turns: only dK adds to dQ, and
+// memory takes less at once than all blocks would add. Blocks that make dK take longer. So at the end of the
+// grid those that make dV come after them, and no multiprocessor is without work for long.
+struct DividedBlock {
+  static constexpr u32 last = 192;  // half again as many as multiprocessors
+  bool makes_dk;
+  u32 place;
+  FLASHJIT_FN DividedBlock() {
+    const u32 places = gridDim.x / 2, in_end = min(places, last), in_turns = places - in_end;
+    if (blockIdx.x < 2 * in_turns) {
+      makes_dk = blockIdx.x % 2 == 0;
+      place = blockIdx.x / 2;
+    } else {
+      const u32 at = blockIdx.x - 2 * in_turns;
+      makes_dk = at < in_end;
+      place = in_turns + (makes_dk ? at : at - in_end);
+    }
+  }
+};
+
 template <class Spec_, class Config_, BackwardSums sums_>
 struct BackwardSm90a {
   using Spec = Spec_;
@@ -94,7 +114,7 @@ struct BackwardSm90a {
   // ends. Else a block has one place. It takes that as a turn, too, where it waits for places before.
   static constexpr bool takes_turns = has_places || orders_dq;
   FLASHJIT_FN static u32 first_turn(const Shared& shared) {
-    return takes_turns ? shared.read_first_turn() : blockIdx.x / 2;
+    return takes_turns ? shared.read_first_turn() : DividedBlock().place;
   }
   // The step before makes the counter 0.
   FLASHJIT_FN static u32 take_turn(const CudaBackwardParams& p) {
@@ -199,8 +219,7 @@ FLASHJIT_FN void backward_sm90a(const CudaBackwardParams& params, const Backward
   if constexpr (!backward_divides_sums(Spec::head_dim, Spec::head_dim_v)) {
     BackwardSm90a<Spec, Config, BackwardSums::both>::run(params, maps);
   } else {
-    // In turns: only dK adds to dQ, and memory takes less at once than all blocks would add.
-    if (blockIdx.x % 2 == 0)
+    if (DividedBlock().makes_dk)
       BackwardSm90a<Spec, Config, BackwardSums::dk>::run(params, maps);
     else
       BackwardSm90a<Spec, Config, BackwardSums::dv>::run(params, maps);

@@ -136,6 +136,13 @@ TEST_F(BackwardSm90a, WideHeads) {
          ConfigOf<64, 2>>(padded, {SlidingWindowMask{}, PaddingMask{}, BlockSparseMask{80, 112, true}}, true);
 }
 
+// More key blocks than those at the end of the grid, where all blocks that make dV come after those that make
+// dK.
+TEST_F(BackwardSm90a, ManyBlocksOfWideHeads) {
+  const Case c{.batch = 1, .heads_q = 40, .heads_kv = 40, .seqlen_q = 10, .seqlen_k = 520, .seed = 7};
+  expect<SpecOf<Bf16, 8, 256, false>, ConfigOf<64, 1>>(c, {});
+}
+
 // Dropout beside derivatives of scores, where blocks make either dK or dV, or both in two tiles of rows: the
 // ways to make a weight, and to know that it is dropped, differ.
 TEST_F(BackwardSm90a, WideHeadsDropBesideDerivatives) {

@@ -47,6 +47,10 @@ class Sm90aBackwardConsumer {
   // whose weights take less time, it is slower.
   static constexpr bool alternates = delays_dq && block_m > 64 && Kernel::consumers == 2;
 
+  // Whether a place's work is made again at its end. Formulas of 128 rows leave no registers to keep it.
+  static constexpr bool remakes_work =
+      has_places && tiles == 1 && block_m > 64 && Kernel::Score::changes && !ScoreGradient::changes;
+
   // Ids of named barriers, + consumer: its own four warps; its entry to weights. 0 belongs to __syncthreads.
   static constexpr int warpgroup_barrier = 1, weights_barrier = 3;
 
@@ -82,7 +86,7 @@ class Sm90aBackwardConsumer {
       take_rows(ring);
       Message last;
       if constexpr (has_places) last = end_turn(ring);
-      const auto write_sums = [&] { gradients().write_dk_dv(Work(p_, place_), dk_, dv_); };
+      const auto write_sums = [&] { gradients().write_dk_dv(work_at_end(), dk_, dv_); };
       if constexpr (finishes_dq)
         gradients().write_dq(last, write_sums);
       else
@@ -119,7 +123,7 @@ class Sm90aBackwardConsumer {
   }
   // Adds all blocks of rows to the sums. The ring ends at the message that there are no more.
   FLASHJIT_FN void take_rows(Ring& ring) {
-    const bool any_keys = take_keys();
+    bool any_keys = take_keys();
     Message message = take_q(ring);
     if constexpr (has_places) {
       if constexpr (tiles > 1) {
@@ -140,6 +144,7 @@ class Sm90aBackwardConsumer {
       }
       const bool passed = waiting_ >= 0;
       if constexpr (delays_dq) add_last_dq();
+      if constexpr (remakes_work) any_keys = !work_at_end().keys.empty();
       if (any_keys) release(shared_.keys_empty());
       if constexpr (finishes_dq)
         if (!(delays_dq && layout.stages_dq && passed)) end_place();
@@ -158,6 +163,13 @@ class Sm90aBackwardConsumer {
       }
       if constexpr (delays_dq) add_last_dq();
     }
+  }
+  // A place's work when its rows are done.
+  FLASHJIT_FN Work work_at_end() const {
+    u32 place = place_;
+    // Hides the value's origin, so that nothing that depends on it is kept from the place's start.
+    if constexpr (remakes_work) asm volatile("" : "+r"(place));
+    return Work(p_, place);
   }
   FLASHJIT_FN Gradients gradients() const { return {p_, shared_, warpgroup_, warp_, lane_}; }
   // Adds a part of dQ of the block at `waiting_` to the sums.

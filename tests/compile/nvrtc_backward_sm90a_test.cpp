@@ -153,6 +153,14 @@ TEST_F(NvrtcTest, BackwardOfWideKeysAndNarrowValues) {
   expect_sound_backward(c, compile(c));
 }
 
+// Its consumers have no register to spare.
+TEST_F(NvrtcTest, BackwardWithAlibi) {
+  const Case c = default_case(
+      AttentionSpec::from_json(R"({"op": "backward", "dtype": "bf16", "head_dim": 64, "score": ["alibi"]})"),
+      Target::parse("sm_90a"));
+  expect_sound_backward(c, compile(c));
+}
+
 // With formulas: without derivatives, with them, and with gradients of what they read, which a thread adds
 // up.
 TEST_F(NvrtcTest, FormulasOfBackward) {

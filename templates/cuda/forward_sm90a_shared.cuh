@@ -24,6 +24,11 @@ struct Sm90aRing {
       parity ^= 1;
     }
   }
+  FLASHJIT_FN void advance_if(int advances) {
+    stage += advances;
+    parity ^= stage == stages;
+    stage = stage == stages ? 0 : stage;
+  }
   FLASHJIT_FN void retreat(int by) {
     stage -= by;
     while (stage < 0) {

@@ -30,6 +30,16 @@ FLASHJIT_FN void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
 FLASHJIT_FN void bar_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// bar.sync of one barrier and bar.arrive at another, if the condition holds in all threads of the warp.
+FLASHJIT_FN void bar_sync_arrive_if(int condition, int id, int next, int threads) {
+  asm volatile(
+      "{.reg .pred p;\n"
+      "setp.ne.b32 p, %0, 0;\n"
+      "@p bar.sync %1, %3;\n"
+      "@p bar.arrive %2, %3;}" ::"r"(condition),
+      "r"(id), "r"(next), "r"(threads)
+      : "memory");
+}
 // Waits as bar.sync does. Whether x holds in any of the threads; all get the same.
 FLASHJIT_FN bool bar_red_or(int id, int threads, bool x) {
   int any;

@@ -340,6 +340,22 @@ TEST_F(ForwardSm90a, WeightsThatLeaveTheirRange) {
   }
 }
 
+// The first rows of a tile see nothing of its first block, or a part of it; or of no block.
+TEST_F(ForwardSm90a, BlocksThatFirstRowsDoNotSee) {
+  using Narrow = SpecOf<Bf16, 24, 40, false, BottomRight>;
+  for (const int keys : {290, 333, 100}) {
+    const Case c{.heads_q = 2, .heads_kv = 1, .seqlen_q = 290, .seqlen_k = keys, .seed = 5};
+    expect<Narrow, ConfigOf<128, 64, true, false, sections>>(c, {CausalMask{}}, 2);
+    expect<Narrow, ConfigOf<192, 128, false, false, sections>>(c, {CausalMask{}});
+    expect<SpecOf<Fp16, 72, 64, false, Window>, ConfigOf<192, 80, false, false, sections>>(
+        c, {SlidingWindowMask{}});
+  }
+  const Case packed{
+      .heads_q = 2, .heads_kv = 1, .lengths_q = {200, 1, 0, 150}, .lengths_k = {200, 80, 5, 60}, .seed = 6};
+  expect<WithDropout<SpecOf<Fp16, 72, 64, true, BottomRight>>, ConfigOf<192, 64, false, false, waves>>(
+      packed, {CausalMask{}});
+}
+
 // Tiles within blocks, blocks within tiles, and tiles across the edges of blocks.
 TEST_F(ForwardSm90a, ListsOfItsMasks) {
   const Case c{.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 150, .seqlen_k = 200};

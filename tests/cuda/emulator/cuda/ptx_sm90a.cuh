@@ -20,6 +20,11 @@ inline void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
 inline void bar_arrive(int id, int threads) {
   emulator::block().named_arrive(id, threads);
 }
+inline void bar_sync_arrive_if(int condition, int id, int next, int threads) {
+  if (!condition) return;
+  emulator::block().named_sync(id, threads);
+  emulator::block().named_arrive(next, threads);
+}
 inline bool bar_red_or(int id, int threads, bool x) {
   return emulator::block().named_sync(id, threads, x);
 }

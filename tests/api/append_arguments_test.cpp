@@ -145,6 +145,10 @@ TEST(AppendArguments, PackedLengths) {
   expect_refusal({"cu_seqlens_q decreases at entry 1 (0 to -1)"}, packed, with_starts({0, -1, 6}));
   expect_refusal({"cu_seqlens_q decreases at entry 2 (5 to 4)"}, packed, with_starts({0, 5, 4}));
   expect_refusal({"cu_seqlens_q ends at 7, beyond the 6 packed rows"}, packed, with_starts({0, 3, 7}));
+  expect_refusal({"k has shape", "the batch of cu_seqlens_q"}, packed, [&](GoodAppend& g) {
+    with_starts({0, 3, 6})(g);
+    g.args.k->shape[0] = g.args.v->shape[0] = 1;
+  });
   GoodAppend given;
   with_starts({0, 0, 4})(given);
   kernel_of(packed).launch(given.args);

@@ -54,6 +54,10 @@ bool converts_more(const AttentionSpec& spec, const KernelConfig& config) {
 bool divides_columns(const AttentionSpec& spec) {
   return device::Sm90aLayout::column_groups(spec.head_dim_v) > 1;
 }
+// Whether these two take turns at blocks of keys.
+bool alternates(const AttentionSpec& spec, const KernelConfig& config) {
+  return divides_columns(spec) && config.ping_pong;
+}
 // A block's values are multiplied after the next block's scores, so those in K need a second stage.
 int least_stages(const AttentionSpec& spec) {
   return has_wide_heads(spec) && !spec.v_in_k ? 1 : 2;
@@ -67,7 +71,8 @@ device::Converts converts(const AttentionSpec& spec) {
 
 int shared_memory(const AttentionSpec& spec, const KernelConfig& config) {
   return device::Sm90aLayout(spec.head_dim, spec.head_dim_v, config.block_m, config.block_n,
-                             config.num_stages, spec.dropout, converts(spec), spec.v_in_k)
+                             config.num_stages, spec.dropout, converts(spec), spec.v_in_k,
+                             alternates(spec, config))
       .end;
 }
 
@@ -186,6 +191,7 @@ int registers_for_lists(const AttentionSpec& spec, const KernelConfig& config) {
 }
 
 int given_registers(const AttentionSpec& spec, const KernelConfig& config) {
+  if (alternates(spec, config) && spec.paged) return 16;
   return registers_for_roles(spec, config) + registers_for_lists(spec, config);
 }
 
@@ -231,7 +237,19 @@ std::string misfit(const AttentionSpec& spec, const Target& target, const Kernel
     return wrong("block_n", config.block_n, "is not a multiple of 16 up to 256");
   if (const int least = least_stages(spec); config.num_stages < least || config.num_stages > 8)
     return wrong("num_stages", config.num_stages, "is not " + std::to_string(least) + " to 8");
-  if (config.ping_pong && config.block_m < 128)
+  if (alternates(spec, config)) {
+    if (!spec.v_in_k || spec.kv_dtype || config.block_n != 64 || config.num_stages != 2 ||
+        config.q_in_registers)
+      return std::string(
+          "ping_pong of outputs with more than 256 columns takes 16-bit v_in_k, block_n 64, num_stages 2 and "
+          "no q_in_registers");
+    if (looks_up(spec) || find_mask<SlidingWindowMask>(spec.mask) || spec.offsets || spec.dropout ||
+        !spec.score.empty() || reads_formula_params(spec))
+      return std::string(
+          "ping_pong of outputs with more than 256 columns has no registers for windows, masks that are "
+          "looked up, offsets, formulas or dropout");
+  }
+  if (config.ping_pong && config.block_m < 128 && !divides_columns(spec))
     return wrong("block_m", config.block_m,
                  "is not 128 or 192, as ping_pong takes several warpgroups of 64 rows");
   if (config.pack_gqa && !packable(spec)) {

@@ -89,6 +89,7 @@ std::string wgmma_products(const AttentionSpec& spec, const KernelConfig& config
   const bool in_pieces = !spec.kv_dtype && !config.q_in_registers &&
                          device::Sm90aLayout::in_pieces(spec.head_dim_v, config.num_stages,
                                                         device::Converts::nothing, spec.v_in_k);
+  const bool alternates = in_pieces && config.ping_pong;
   std::vector<int> steps, rest_steps;
   for (int step = 0; step < layout.qk_steps; ++step)
     (in_pieces && layout.in_second_piece(spec.head_dim_v, step) ? rest_steps : steps).push_back(step);
@@ -99,27 +100,28 @@ std::string wgmma_products(const AttentionSpec& spec, const KernelConfig& config
                    .steps = static_cast<int>(of.size()),
                    .a_in_registers = config.q_in_registers,
                    .b_n_major = false,
-                   .accumulates = false,
+                   .accumulates = alternates,
                    .continues = continues}
         .text([&](int step) { return layout.q_step(of[static_cast<std::size_t>(step)]); },
               [&](int step) { return layout.k_step(of[static_cast<std::size_t>(step)]); });
   };
-  const auto pv = [&](const char* name, int columns) {
+  const auto pv = [&](const char* name, int columns, bool from_registers = true) {
     return Product{.name = name,
                    .type = spec.has_kv_scales() && !scaled_rows ? "f16" : type,
                    .n = columns,
                    .steps = layout.pv_steps,
-                   .a_in_registers = true,
+                   .a_in_registers = from_registers,
                    .b_n_major = true,
                    .accumulates = true,
                    .panel_bytes = layout.kv_panel,
                    .most = spec.v_in_k && spec.kv_dtype && config.num_warps == 16 ? 128 : 256}
-        .text([](int) { return 0; }, [&](int step) { return layout.v_step(step); });
+        .text([&](int step) { return layout.q_step(step); }, [&](int step) { return layout.v_step(step); });
   };
   const int first = device::Sm90aLayout::first_columns(spec.head_dim_v), rest = spec.head_dim_v - first;
   return "struct WgmmaProducts {\n" + qk("qk", steps, false) +
          (rest_steps.empty() ? "" : qk("qk_rest", rest_steps, true)) + pv("pv", first) +
-         (rest > 0 ? pv("pv_rest", rest) : "") + "};\n\n";
+         (rest > 0 ? pv("pv_rest", rest) : "") +
+         (alternates ? pv("pv_given", first, false) + pv("pv_rest_given", rest, false) : "") + "};\n\n";
 }
 
 namespace {

@@ -15,8 +15,11 @@ namespace flashjit {
 //     k: the block's descriptor.
 //   qk_rest(scores, q, k)
 //     With K in two pieces and no Q in registers: qk leaves out the second piece, qk_rest adds it.
+//     Where consumers alternate, either may come first: with an int, 0, that says so.
 //   pv(float (&output)[head_dim_v / 2], const u32 (&weights)[block_n / 16][4], u64 v, int accumulate)
 //     output += weights V, or output = weights V if accumulate is 0.
+//   pv_rest, pv_given, pv_rest_given
+//     The same of the second group's columns, and with a descriptor of weights in shared memory.
 // The products are rendered because inline assembly neither loops nor counts operands. Each product is one
 // asm statement: with a statement for each wgmma, NVRTC's optimizer copies the sums between statements.
 std::string wgmma_products(const AttentionSpec& spec, const KernelConfig& config);

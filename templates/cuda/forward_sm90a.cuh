@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/dropout.cuh"
+#include "cuda/forward_sm90a_alternating.cuh"
 #include "cuda/forward_sm90a_consumer.cuh"
 #include "cuda/forward_sm90a_merge.cuh"
 #include "cuda/forward_sm90a_parts.cuh"
@@ -52,22 +53,28 @@ struct ForwardSm90a {
   using Softmax = OnlineSoftmax<1, false, Spec::batch_invariant>;
   static_assert(!Config::pack_gqa || !Mask::per_head, "one walk for all heads of a tile");
 
+  using Shared = Sm90aShared<Spec, Config>;
   static constexpr int block_m = Config::block_m, block_n = Config::block_n, stages = Config::num_stages;
   static constexpr bool q_in_registers = Config::q_in_registers, ping_pong = Config::ping_pong;
   static constexpr int column_groups = Sm90aLayout::column_groups(Spec::head_dim_v);
   static constexpr int row_groups = block_m / Sm90aLayout::warpgroup_rows;
   static constexpr int consumers = row_groups * column_groups;  // warpgroups
   static_assert(column_groups == 1 || row_groups == 1);
+  // Whether the two take turns at blocks of keys: else the first one makes all weights.
+  static constexpr bool alternates = ping_pong && column_groups > 1;
+  template <ColumnGroup group>
+  using Consumer = typename Choose<alternates, Sm90aAlternatingConsumer<ForwardSm90a, group>,
+                                   Sm90aConsumer<ForwardSm90a, group>>::type;
   // Whether one text serves both column groups. Measured: that saves a seventh of the compile time of 512
   // columns, and costs 1% of the speed. With different numbers of columns, Q in registers or registers given
   // away ptxas would serialise wgmma.
-  static constexpr bool both_by_one = column_groups > 1 && !q_in_registers && Config::given_registers == 0 &&
+  static constexpr bool both_by_one = column_groups > 1 && !alternates && !q_in_registers &&
+                                      Config::given_registers == 0 &&
                                       2 * Sm90aLayout::first_columns(Spec::head_dim_v) == Spec::head_dim_v;
   static constexpr int consumer_warps = consumers * 4, weighing_warps = row_groups * 4;
   static constexpr int qk_panels = ceil_div(Spec::head_dim, Sm90aLayout::panel);
   static constexpr int v_panels = ceil_div(Spec::head_dim_v, Sm90aLayout::panel);
   using Producer = Sm90aProducer<ForwardSm90a>;
-  using Shared = Sm90aShared<Spec, Config>;
   using Ring = typename Shared::Ring;
   static constexpr Sm90aLayout layout = Shared::layout;
   static constexpr int o_bytes = sizeof(OElement);
@@ -80,7 +87,7 @@ struct ForwardSm90a {
   // Whether several warps copy pages. With dropout the other warps have other work. Where masks are looked
   // up, or consumers take turns, registers are short.
   static constexpr bool several_warps =
-      Spec::paged && !converts && !Spec::dropout && !passes_blocks && !ping_pong;
+      Spec::paged && !converts && !Spec::dropout && !passes_blocks && (!ping_pong || alternates);
   using Converter = Sm90aConverter<ForwardSm90a>;
   // Of a warpgroup beside the others all warps convert.
   static constexpr bool converts_more = Config::num_warps > 4 * (consumers + 1);
@@ -169,7 +176,7 @@ struct ForwardSm90a {
         mbarrier_init(shared.k_empty(stage),
                       Spec::v_in_k && layout.second_piece == 0 ? consumer_warps : weighing_warps);
         mbarrier_init(shared.v_full(stage), converts ? converters : 1);
-        mbarrier_init(shared.v_empty(stage), consumer_warps);
+        mbarrier_init(shared.v_empty(stage), alternates ? weighing_warps : consumer_warps);
         if (Spec::dropout) mbarrier_init(shared.words_asked(stage), 1);
       }
       if constexpr (converts) Converter::init_barriers(shared);
@@ -194,11 +201,11 @@ struct ForwardSm90a {
     } else {
       setmaxnreg_inc<consumer_registers>();
       if constexpr (both_by_one)
-        Sm90aConsumer<ForwardSm90a, ColumnGroup::either>(p, shared).run();
+        Consumer<ColumnGroup::either>(p, shared).run();
       else if (column_groups == 1 || threadIdx.x < 256)
-        Sm90aConsumer<ForwardSm90a, ColumnGroup::first>(p, shared).run();
+        Consumer<ColumnGroup::first>(p, shared).run();
       else if constexpr (column_groups > 1)
-        Sm90aConsumer<ForwardSm90a, ColumnGroup::second>(p, shared).run();
+        Consumer<ColumnGroup::second>(p, shared).run();
     }
   }
 };

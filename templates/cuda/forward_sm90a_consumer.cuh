@@ -28,6 +28,7 @@ FLASHJIT_FN int not_ahead(int x) {
 // A warpgroup: it computes 64 rows of every tile, or a column group of them.
 template <class Kernel, ColumnGroup group>
 class Sm90aConsumer {
+ protected:
   using Spec = typename Kernel::Spec;
   using Config = typename Kernel::Config;
   using Element = typename Kernel::Element;
@@ -67,6 +68,9 @@ class Sm90aConsumer {
   // Whether normalizers are computed while a tile's last product runs. Measured: consumers of wider heads
   // then get out of step, which costs up to 3.5% of the time of long sequences.
   static constexpr bool normalizes_early = Spec::head_dim_v <= 128 || column_groups > 1;
+
+  // Whether memory may have anything past a sequence's end: else copies fill with zeros.
+  static constexpr bool ends_in_memory = Spec::varlen || Mask::padding || (Spec::paged && !Kernel::converts);
 
   // Ids of named barriers; 0 belongs to __syncthreads. With two column groups HandedWeights has the ids from
   // 8 on.
@@ -155,20 +159,13 @@ class Sm90aConsumer {
       } else {
         if constexpr (group != ColumnGroup::second) lead(work, announced, factor, lse);
       }
-      if (Kernel::by_length ? announced.part() != 0 : p_.parts > 1)
-        write_part<Spec::head_dim_v, !Kernel::by_length>(
-            p_, announced.place() * block_m + first_row() + lane_ / 4,
-            (work.rows_end - work.rows.begin) * Rows(p_).heads - (first_row() + lane_ / 4), lane_,
-            first_column(), output_, softmax_);
-      else
-        write_output(output_rows(Work(p_, work.problem, not_ahead(work.m_block))), work.problem.head_q,
-                     work.problem.head_kv, factor, lse);
+      write(work, announced, factor, lse);
     }
     if (ping_pong && warpgroup_ == 0) take_turn();  // the last turn that was passed
     if (column_groups > 1 && !follows()) handed_.end();
   }
 
- private:
+ protected:
   // Whether it is the second of two column groups.
   FLASHJIT_FN bool follows() const {
     return group == ColumnGroup::either ? warpgroup_ > 0 : group == ColumnGroup::second;
@@ -302,6 +299,19 @@ class Sm90aConsumer {
     return __shfl_sync(0xffffffff, leaves, 0);  // by shuffle, so that uniform registers hold it
   }
 
+  // Writes the warp's rows of a tile or of a part of one.
+  FLASHJIT_FN void write(const Work& work, const Announcement& announced, float (&factor)[2],
+                         float (&lse)[2]) const {
+    if (Kernel::by_length ? announced.part() != 0 : p_.parts > 1)
+      write_part<Spec::head_dim_v, !Kernel::by_length>(
+          p_, announced.place() * block_m + first_row() + lane_ / 4,
+          (work.rows_end - work.rows.begin) * Rows(p_).heads - (first_row() + lane_ / 4), lane_,
+          first_column(), output_, softmax_);
+    else
+      write_output(output_rows(Work(p_, work.problem, not_ahead(work.m_block))), work.problem.head_q,
+                   work.problem.head_kv, factor, lse);
+  }
+
   // The destination of a warp's rows. Pointers are to the warp's first row; with pack_gqa, to the tile's.
   struct OutputRows {
     char* o;
@@ -397,8 +407,7 @@ class Sm90aConsumer {
       mbarrier_wait(shared_.v_full(ring.stage), ring.parity);
     else if constexpr (of == ColumnGroup::second)  // the first one has waited for K
       mbarrier_wait(shared_.k_full(ring.stage), ring.parity);
-    if ((Spec::varlen || Mask::padding || (Spec::paged && !Kernel::converts)) && v_stage == ends_within)
-      zero_past_the_end<of>(ring.stage, work.problem.seqlen_k);
+    if (ends_in_memory && v_stage == ends_within) zero_past_the_end<of>(ring.stage, work.problem.seqlen_k);
   }
 
   // Rows of V past a sequence's end may hold NaN, which a weight of 0 does not cancel.
@@ -495,11 +504,8 @@ class Sm90aConsumer {
     if constexpr (skips_maxima) {
       rescale = weigh_without_maxima(blocks, rows, heads, block);
       release_k(ring_.stage);
-    } else if (!weigh_near_zero(score, block, rescale)) {
-      const auto exponents = change(score, tilts, of_rows, rows, heads, block.index * block_n);
-      if (!block.whole) blocks.mask(scores_, rows, heads, block, lane_);
-      rescale = softmax_.template take_max<block_n / 2>(scores_, exponents);
-      softmax_.template exponentiate<block_n / 2>(scores_, exponents);
+    } else {
+      rescale = weigh_after_maxima(blocks, score, tilts, of_rows, rows, heads, block);
     }
     if constexpr (Spec::dropout) drop_weights();
     if constexpr (!values_first) {
@@ -509,10 +515,24 @@ class Sm90aConsumer {
     pack_weights();
     if constexpr (column_groups > 1)
       handed_.template give<!values_first>(weights_, softmax_, rescale, v_stage == ends_within);
-    if (rescale && under_way_) {
-#pragma unroll
-      for (int i = 0; i < columns / 2; ++i) output_[i] *= softmax_.correction(i / 2 % 2);
+    if (rescale && under_way_) rescale_output();
+  }
+  template <class Tilts, class OfRows, class Heads>
+  FLASHJIT_FN bool weigh_after_maxima(const Blocks& blocks, const Score& score, const Tilts& tilts,
+                                      const OfRows& of_rows, const Positions& rows, const Heads& heads,
+                                      const Block& block) {
+    bool rescale = false;
+    if (!weigh_near_zero(score, block, rescale)) {
+      const auto exponents = change(score, tilts, of_rows, rows, heads, block.index * block_n);
+      if (!block.whole) blocks.mask(scores_, rows, heads, block, lane_);
+      rescale = softmax_.template take_max<block_n / 2>(scores_, exponents);
+      softmax_.template exponentiate<block_n / 2>(scores_, exponents);
     }
+    return rescale;
+  }
+  FLASHJIT_FN void rescale_output() {
+#pragma unroll
+    for (int i = 0; i < columns / 2; ++i) output_[i] *= softmax_.correction(i / 2 % 2);
   }
   // Weighs a block relative to the references of the blocks before. Where weights leave their range, the
   // warpgroup computes the scores again, since K is still there, and takes the maxima, as it then does of the
@@ -646,7 +666,8 @@ class Sm90aConsumer {
 
   const Sm90aForwardParams& p_;
   const Shared& shared_;
-  const int warpgroup_, warp_, lane_;  // the first two by shuffle, so that uniform registers hold them
+  const int warpgroup_;  // by shuffle, as warp_ is, so that uniform registers hold them
+  int warp_, lane_;
   Ring ring_;
   u32 q_[q_in_registers ? layout.qk_steps : 1][4];
   float scores_[block_n / 2];
@@ -657,11 +678,11 @@ class Sm90aConsumer {
   bool takes_maxima_;      // of the next block, with skips_maxima
   int under_way_;          // 1: a product with V is under way, to which the next one adds
   RowWords row_words_[2];  // with dropout
-  [[no_unique_address]] ScoreScales score_scales_;
+  ScoreScales score_scales_;
   HandedWeights<layout.pv_steps> handed_;  // with two column groups
   // With fixed_parts; blocks come from the last to the first.
   int part_begin_;
-  [[no_unique_address]] typename Choose<fixed_parts, PartsAside<columns / 2>, Nothing>::type aside_;
+  typename Choose<fixed_parts, PartsAside<columns / 2>, Nothing>::type aside_;
 };
 
 }  // namespace flashjit::device

@@ -54,6 +54,7 @@ class Sm90aProducer {
   static constexpr Sm90aLayout layout = Shared::layout;
   static constexpr int block_n = Config::block_n;
   static constexpr int qk_panels = Kernel::qk_panels, v_panels = Kernel::v_panels;
+  static constexpr int second_panel = Sm90aLayout::first_columns(Spec::head_dim_v) / Sm90aLayout::panel;
 
  public:
   static constexpr int threads = several_warps ? 128 : Spec::paged ? 32 : 1;
@@ -184,6 +185,9 @@ class Sm90aProducer {
   }
   FLASHJIT_FN void copy_k(const PassedBlock& block, bool last) {
     const auto found = pages_.find(block.index());
+    const bool second_first = Kernel::alternates && ring_.stage == 1;
+    if constexpr (Kernel::alternates)
+      if (second_first) copy_second_piece(block.index(), found);
     mbarrier_wait(shared_.k_empty(ring_.stage), ring_.parity ^ 1);
     if (leads()) {
       if constexpr (Spec::dropout) ask_for_words(block.index());
@@ -191,22 +195,23 @@ class Sm90aProducer {
         st_shared_v2(shared_.passed(ring_.stage), block.word | (last ? 1 : 0), block.found);
       mbarrier_arrive_expect_tx(shared_.k_full(ring_.stage), layout.k_bytes - layout.second_piece);
     }
-    if constexpr (layout.second_piece > 0)
-      copy_pieces(block.index(), found);
-    else
-      copy_keys(shared_.k(ring_.stage), k_map(found), shared_.k_full(ring_.stage), {0, qk_panels},
-                block.index(), found);
-  }
-  // The first piece has a free buffer.
-  template <class Found>
-  FLASHJIT_FN void copy_pieces(int index, const Found& found) {
-    constexpr int second = Sm90aLayout::first_columns(Spec::head_dim_v) / Sm90aLayout::panel;
     const u32 to = shared_.k(ring_.stage), full = shared_.k_full(ring_.stage);
-    copy_keys(to, k_map(found), full, {0, second}, index, found);
-    copy_keys(to, k_map(found), full, {v_panels, qk_panels}, index, found);
+    if constexpr (layout.second_piece > 0) {
+      copy_keys(to, k_map(found), full, {0, second_panel}, block.index(), found);
+      copy_keys(to, k_map(found), full, {v_panels, qk_panels}, block.index(), found);
+      if (!second_first) copy_second_piece(block.index(), found);
+    } else {
+      copy_keys(to, k_map(found), full, {0, qk_panels}, block.index(), found);
+    }
+  }
+  // A stage's second piece, V's columns of the second group. Where consumers alternate, it is the first to be
+  // free in stage 1, and the last one in stage 0.
+  template <class Found>
+  FLASHJIT_FN void copy_second_piece(int index, const Found& found) {
     mbarrier_wait(shared_.v_empty(ring_.stage), ring_.parity ^ 1);
     if (leads()) mbarrier_arrive_expect_tx(shared_.v_full(ring_.stage), layout.second_piece);
-    copy_keys(to, k_map(found), shared_.v_full(ring_.stage), {second, v_panels}, index, found);
+    copy_keys(shared_.k(ring_.stage), k_map(found), shared_.v_full(ring_.stage), {second_panel, v_panels},
+              index, found);
   }
   // Asks for the words of a block's columns, for the next stage of K. An index of -1 ends the requests.
   FLASHJIT_FN void ask_for_words(int index) {

@@ -78,8 +78,15 @@ struct Sm90aShared {
   using Element = typename Spec::Element;
   using QkElement = typename Choose<has_kv_scales, fp16, Element>::type;
   using PvElement = typename Choose<converts == Converts::numbers, fp16, Element>::type;
-  static constexpr Sm90aLayout layout{Spec::head_dim, Spec::head_dim_v, Config::block_m, Config::block_n,
-                                      stages,         Spec::dropout,    converts,        Spec::v_in_k};
+  static constexpr Sm90aLayout layout{Spec::head_dim,
+                                      Spec::head_dim_v,
+                                      Config::block_m,
+                                      Config::block_n,
+                                      stages,
+                                      Spec::dropout,
+                                      converts,
+                                      Spec::v_in_k,
+                                      Config::ping_pong&& Sm90aLayout::column_groups(Spec::head_dim_v) > 1};
   using Ring = Sm90aRing<stages>;
 
   const char* memory;

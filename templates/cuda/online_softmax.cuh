@@ -229,6 +229,25 @@ class OnlineSoftmax {
     reference_[r] = fmaxf(reference, lowest);
     row_sum_[r] = lane % 4 == 0 ? sum : 0;
   }
+  // The state of a thread's rows, for the thread that goes on with them. take() returns as take_max() does.
+  FLASHJIT_FN void give(u32 (&state)[2 * rows]) const {
+#pragma unroll
+    for (int r = 0; r < rows; ++r)
+      state[r] = __float_as_uint(reference_[r]), state[rows + r] = __float_as_uint(row_sum_[r]);
+  }
+  FLASHJIT_FN bool take(const u32 (&state)[2 * rows]) {
+    bool differs = false;
+#pragma unroll
+    for (int r = 0; r < rows; ++r) {
+      const float reference = __uint_as_float(state[r]);
+      differs |= reference != reference_[r];
+      correction_[r] = ex2_approx(reference_[r] - reference);
+      reference_[r] = reference;
+      row_sum_[r] = __uint_as_float(state[rows + r]);
+    }
+    return __any_sync(0xffffffff, differs);
+  }
+
   // The sum over all keys of a row: NaN if the reference is too far from 0.
   FLASHJIT_FN static float checked(float sum, float reference) {
     return fabsf(reference) > farthest && reference > lowest ? not_a_number : sum;

@@ -103,11 +103,14 @@ struct Sm90aLayout {
   int stored_barriers, stored_scales, k_scales;
   int second_piece;  // bytes of V's columns of the second group; 0: a stage is one piece
   int own_part;      // with wide heads: 16 bytes (cuda/forward_sm90a_lengths.cuh)
-  int handed;  // with two column groups: 16 bytes for each thread and step of weights V, and for four threads
+  // With two column groups: 16 bytes for each thread and step of weights V, and for its rows, which four
+  // threads share with one piece.
+  int handed;
   int end;
 
   FLASHJIT_FN constexpr Sm90aLayout(int head_dim, int head_dim_v, int block_m, int block_n, int num_stages,
-                                    bool dropout, Converts converts = Converts::nothing, bool v_in_k = false)
+                                    bool dropout, Converts converts = Converts::nothing, bool v_in_k = false,
+                                    bool alternates = false)
       : qk_steps(ceil_div(head_dim, 16)),
         pv_steps(block_n / 16),
         q_panel(block_m * 128),
@@ -146,8 +149,9 @@ struct Sm90aLayout {
     if (max(head_dim, head_dim_v) <= 256) return;
     own_part = round_up(end, 16);
     handed = own_part + 16;
+    if (alternates) handed = round_up(handed, 1024);
     end = handed;
-    if (column_groups(head_dim_v) > 1) end += (pv_steps * 4 + 1) * 16 * warpgroup_rows / 2;
+    if (column_groups(head_dim_v) > 1) end += pv_steps * 2048 + (alternates ? 2048 : 512);
   }
 
   // Bytes from an operand's start to its part in a step.

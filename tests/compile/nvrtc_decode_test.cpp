@@ -82,6 +82,32 @@ TEST_F(NvrtcTest, DecodeOfWideHeads) {
   for_each_compiled(cases, expect_sound_decode);
 }
 
+// Latents of many heads and batches, whose consumers take turns at blocks.
+TEST_F(NvrtcTest, DecodeByAlternatingConsumers) {
+  const Target target = Target::parse("sm_90a");
+  std::vector<Case> cases;
+  const auto add = [&](AttentionSpec spec) {
+    spec = spec.validated();
+    const KernelConfig config = heuristic_config(spec, target, {64, 2, 8192, 128, 1, spec.paged ? 64 : 0});
+    ASSERT_TRUE(config.ping_pong);
+    if (has_turn(cases.size(), 3)) cases.push_back({spec, target, config});
+  };
+  for (const auto& [dim, dim_v] : {std::pair{576, 512}, {448, 384}})
+    for (const bool paged : {true, false}) {
+      AttentionSpec spec{.op = Operation::decode, .head_dim = dim, .head_dim_v = dim_v, .paged = paged};
+      spec.v_in_k = true;
+      add(spec);
+      spec.mask = {CausalMask{}};
+      add(spec);
+      spec.o_dtype = DType::fp32;
+      add(spec);
+      spec.dtype = DType::fp16;
+      spec.varlen = paged;
+      add(spec);
+    }
+  for_each_compiled(cases, expect_sound_decode);
+}
+
 // Few rows of 8-bit latents: each mask and kind of formula beside each kind of stored numbers.
 TEST_F(NvrtcTest, DecodeOfLatentsWithKeysAsRows) {
   const std::vector<std::vector<Mask>> lists = {{},

@@ -54,6 +54,12 @@ struct DividedConfigOf : ConfigOf<64, block_n_, false, pack_gqa_, tile_order_> {
   static constexpr int num_stages = num_stages_, num_warps = 12;
 };
 
+// And take turns at blocks of keys.
+template <bool pack_gqa_, device::TileOrder tile_order_ = device::TileOrder::heads>
+struct AlternatingConfigOf : DividedConfigOf<64, 2, pack_gqa_, tile_order_> {
+  static constexpr bool ping_pong = true;
+};
+
 template <class Config>
 struct WithQInRegisters : Config {
   static constexpr bool q_in_registers = true;

@@ -109,8 +109,26 @@ TEST_F(ForwardSm90a, ValuesInKeys) {
          DividedConfigOf<32, 2, false, waves>>(packed, {CausalMask{}});
 }
 
-// The same in 8 bits, which become one tile: blocks of one, two and three pieces of rows, head dims that end
-// within a piece of columns, windows, pages of one key.
+// Consumers that alternate: odd and even numbers of blocks, which begin in either stage, and tiles without
+// keys between; sequences that end within a block of pages that hold NaN, parts, padding.
+TEST_F(ForwardSm90a, AlternatingConsumers) {
+  Case c{.batch = 2, .heads_q = 6, .heads_kv = 1, .seqlen_q = 30, .seqlen_k = 400, .seed = 6};
+  expect<ValuesInKeys<SpecOf<Fp16, 328, 264, false>>, AlternatingConfigOf<true>>(c, {});
+  expect<ValuesInKeys<SpecOf<Bf16, 264, 264, false, BottomRight>>, AlternatingConfigOf<false>>(
+      c, {CausalMask{}}, 3);
+  expect<ValuesInKeys<SpecOf<Bf16, 448, 384, false, device::Padding>>,
+         AlternatingConfigOf<true, device::TileOrder::waves>>(c, {PaddingMask{}});
+  const Case packed{.heads_q = 2, .heads_kv = 1, .lengths_q = {30, 0, 9, 70}, .lengths_k = {35, 5, 170, 0}};
+  expect<ValuesInKeys<SpecOf<Bf16, 264, 264, true, BottomRight>>,
+         AlternatingConfigOf<false, device::TileOrder::waves>>(packed, {CausalMask{}});
+  c.page_size = 16;
+  c.lengths_k = {400, 90};
+  expect<WithPages<ValuesInKeys<SpecOf<Bf16, 576, 512, false, BottomRight>>>,
+         AlternatingConfigOf<true, device::TileOrder::waves>>(c, {CausalMask{}}, 2, 20);
+}
+
+// Values in keys of 8 bits, which become one tile: blocks of one, two and three pieces of rows, head dims
+// that end within a piece of columns, windows, pages of one key.
 TEST_F(ForwardSm90a, ValuesIn8BitKeys) {
   using device::fp8_e4m3;
   using device::fp8_e5m2;

@@ -135,13 +135,22 @@ struct EmulatedProducts {
       wgmma_rs<QkElement, block_n, false>(d, q[i], k + static_cast<u32>(layout.k_step(i)), i > 0);
   }
   static void qk(float (&d)[block_n / 2], u64 q, u64 k) {
-    for (int i = 0; i < layout.qk_steps; ++i)
-      if (layout.second_piece == 0 || !layout.in_second_piece(Spec::head_dim_v, i))
-        qk_step(d, q, k, i, i > 0);
+    if constexpr (layout.second_piece == 0)
+      for (int i = 0; i < layout.qk_steps; ++i) qk_step(d, q, k, i, i > 0);
+    else
+      qk(d, q, k, 0);
   }
-  static void qk_rest(float (&d)[block_n / 2], u64 q, u64 k) {
+  static void qk(float (&d)[block_n / 2], u64 q, u64 k, int accumulate) {
     for (int i = 0; i < layout.qk_steps; ++i)
-      if (layout.in_second_piece(Spec::head_dim_v, i)) qk_step(d, q, k, i, 1);
+      if (!layout.in_second_piece(Spec::head_dim_v, i)) qk_step(d, q, k, i, i > 0 || accumulate);
+  }
+  static void qk_rest(float (&d)[block_n / 2], u64 q, u64 k, int accumulate = 1) {
+    bool first = !accumulate;
+    for (int i = 0; i < layout.qk_steps; ++i)
+      if (layout.in_second_piece(Spec::head_dim_v, i)) {
+        qk_step(d, q, k, i, !first);
+        first = false;
+      }
   }
   static void qk_step(float (&d)[block_n / 2], u64 q, u64 k, int i, int accumulate) {
     wgmma_ss<QkElement, block_n>(d, q + static_cast<u32>(layout.q_step(i)),
@@ -152,6 +161,16 @@ struct EmulatedProducts {
     for (int i = 0; i < layout.pv_steps; ++i)
       wgmma_rs<PvElement, 2 * columns, true>(d, weights[i], v + static_cast<u32>(layout.v_step(i)),
                                              i > 0 || accumulate);
+  }
+  template <int columns>
+  static void pv_given(float (&d)[columns], u64 weights, u64 v, int accumulate) {
+    for (int i = 0; i < layout.pv_steps; ++i)
+      wgmma_ss<PvElement, 2 * columns, true>(d, weights + static_cast<u32>(layout.q_step(i)),
+                                             v + static_cast<u32>(layout.v_step(i)), i > 0 || accumulate);
+  }
+  template <int columns>
+  static void pv_rest_given(float (&d)[columns], u64 weights, u64 v, int accumulate) {
+    pv_given(d, weights, v, accumulate);
   }
   template <int columns>
   static void pv_rest(float (&d)[columns], const u32 (&weights)[layout.pv_steps][4], u64 v, int accumulate) {

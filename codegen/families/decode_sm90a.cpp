@@ -95,18 +95,8 @@ KernelConfig preferred(const AttentionSpec& spec, const Target& target, const Sh
   if (has_keys_as_rows(spec) && rows <= keys_as_rows.block_m) return keys_as_rows;
   if (*why_no_forward(spec)) return mma_decode::preferred(spec, target, shape);
   const std::int64_t heads = std::int64_t{std::max(shape.batch, 1)} * std::max(shape.num_heads_kv, 1);
-  if (has_wide_heads(spec) && (!spec.has_kv_scales() || rows > 16)) {
-    const KernelConfig config = forward_sm90a::family.preferred(forward_of(spec), target, shape);
-    // Where tiles fill a GPU and several read the same keys, consumers of latents take turns at blocks
-    // (tests/bench/wide.md).
-    KernelConfig alternating = config;
-    alternating.block_n = 64;
-    alternating.num_stages = 2;
-    alternating.ping_pong = true;
-    const std::int64_t tiles = heads * ((rows + config.block_m - 1) / config.block_m);
-    const bool fills = tiles >= 128 && rows > config.block_m && !spec.batch_invariant;
-    return fills && misfit(spec, target, alternating).empty() ? alternating : config;
-  }
+  if (has_wide_heads(spec) && (!spec.has_kv_scales() || rows > 16))
+    return forward_sm90a::family.preferred(forward_of(spec), target, shape);
   if (rows > 32 && !has_wide_heads(spec)) {
     const KernelConfig config = forward_sm90a::family.preferred(forward_of(spec), target, shape);
     const std::int64_t tiles = heads * ((rows + config.block_m - 1) / config.block_m);
